@@ -34,7 +34,7 @@ try:
         from averaging.host.stderr_log import log_to_stderr
         from averaging.release import installed_release
         from averaging.system.machine_limits import keep_threads_to_cores
-        from protocol.errors import MachineError, PotluckError
+        from protocol.errors import ConfigError, MachineError, PotluckError
         from protocol.ids import PROTOCOL_VERSION
 except KeyboardInterrupt:
     # Imports are the longest part of a short command. Nothing was done yet, so a traceback would not help.
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
     from coordinator.experts.merge_inputs import MergeModels
     from peer.installed.installed_commands import HostHere
+    from peer.service_commands import LocalHost
 
 # Otherwise grpc's C core prints failed TLS handshakes of strangers and ports in use. We report those ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -100,10 +101,18 @@ def _write_trace(state_dir: Path | None, file: Path) -> str:
 
 
 def _forget_run(state_dir: Path | None, run: str, confirm: Callable[[str], bool]) -> str:
-    import peer.status.local_view
-    from peer.membership.forget_run import forget_run
+    """Delete a run that is hosted here or was joined from here. Raises ConfigError where it is both: the user names the folder."""
+    from coordinator.run.forget_hosted import forget_hosted, is_hosted
+    from peer.membership.forget_run import forget_run, is_joined
 
-    return forget_run(peer.status.local_view.folder_of(state_dir), run, confirm)
+    hosted, joined = (kind.folder_of(state_dir) for kind in _daemons())
+    if not is_hosted(hosted, run):
+        return forget_run(joined, run, confirm)
+    if is_joined(joined, run):
+        raise ConfigError(
+            f"{run} is hosted from {hosted} and was joined from {joined}", "one of the two", "name one with --state-dir"
+        )
+    return forget_hosted(hosted, run, confirm)
 
 
 def _merge_models() -> MergeModels:
@@ -142,8 +151,15 @@ def _host_here() -> HostHere:
     return coordinator.status.hosted_places
 
 
+def _local_host() -> LocalHost:
+    """The host of this machine, for the peer's `potluck stop`."""
+    import coordinator.run.hosted_folder
+
+    return coordinator.run.hosted_folder
+
+
 coordinator.command_line.add_commands(app, _merge_models, _peer_models)
-peer.commands.add_commands(app, _open_checkpoint)
+peer.commands.add_commands(app, _open_checkpoint, _local_host)
 peer.installed.installed_commands.add_installed_commands(app, _host_here)
 peer.history.history_commands.add_history_command(app)
 add_curve_commands(app, _curve_sources)

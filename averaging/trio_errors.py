@@ -34,8 +34,13 @@ def single_error(error: BaseException) -> BaseException:
     errors = [each for each in _leaves(error) if not isinstance(each, trio.Cancelled)]
     if any(isinstance(each, KeyboardInterrupt) for each in errors):
         return KeyboardInterrupt()  # before the signals were watched
-    ours = [each for each in errors if isinstance(each, PotluckError)]
-    return ours[0] if ours else errors[0] if len(errors) == 1 else error
+    return first_of_ours(error) or (errors[0] if len(errors) == 1 else error)
+
+
+def first_of_ours(error: BaseException) -> PotluckError | None:
+    """The first error of ours inside groups, or the error itself; None if there is none."""
+    leaves = _leaves(error) if isinstance(error, BaseExceptionGroup) else (error,)
+    return next((leaf for leaf in leaves if isinstance(leaf, PotluckError)), None)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -77,6 +77,9 @@ def host(
 ) -> None:
     """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address.
 
+    Ctrl-C closes the host, or `potluck stop` from another terminal. Peers train
+    on. Run it again to go on.
+
     Flags win over POTLUCK_HOST_* variables, and those over host.toml.
     --dry-run shows every setting and where it comes from.
     """
@@ -117,6 +120,7 @@ def invite(
 
     line = commands.make_invite(state_dir, uses=uses, hours=hours)
     typer.echo(line)
+    typer.echo(commands.invite_note(line, uses=uses, hours=hours), err=True)
     if qr:
         columns = shutil.get_terminal_size().columns
         lines = qr_lines(line, columns)

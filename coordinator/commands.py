@@ -59,11 +59,12 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
 
     load_run_config(run_file)
     from averaging.gc_freeze import frozen_imports
+    from coordinator.run.start_command import start_command
 
     with frozen_imports():
         from coordinator.daemon import run_host
 
-    return run_host(run_file, config)
+    return run_host(run_file, config, start_command(run_file, flags))
 
 
 def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
@@ -107,6 +108,15 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
                 "see: potluck checkpoint list",
             )
         return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time()).line
+
+
+def invite_note(line: str, *, uses: int, hours: float) -> str:
+    """The limits and the id of an invite that was just made, in one line."""
+    from coordinator.admission.invites import invite_id
+    from protocol.tables import several
+
+    known_as = invite_id(line)
+    return f"for {several(uses, 'peer')} within {hours:g} h; to withdraw it: potluck invite withdraw {known_as}"
 
 
 def list_invites(state_dir: Path | None) -> list[dict[str, object]]:

@@ -36,6 +36,7 @@ from averaging.notices.notifier import Notifier
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.full_disk import FULL_BYTES
 from averaging.system.leave_signals import watch_signals
+from averaging.system.process_record import running_here
 from averaging.trio_errors import run_single_error
 from coordinator.admission.addresses import (
     HostAddresses,
@@ -75,6 +76,7 @@ from coordinator.run.run_files import (
     run_tokenizer,
     start_units,
 )
+from coordinator.run.start_command import StartCommand, remember_command
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
@@ -103,18 +105,18 @@ _log = structlog.get_logger()
 _TICK_S: Final = 1.0
 
 
-def run_host(run_file: Path, config: HostConfig) -> int:
-    """Host the run until SIGINT, SIGTERM or SIGHUP; returns the exit code.
+def run_host(run_file: Path, config: HostConfig, command: StartCommand) -> int:
+    """Host the run until SIGINT, SIGTERM or SIGHUP; returns the exit code. `command` is told as the one that goes on.
 
     Raises:
         ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
     # A failed service ends the daemon; its own error is what the user should read.
-    run_single_error(partial(serve_run, run_file, config, say=partial(print, flush=True)))
+    run_single_error(partial(serve_run, run_file, config, command, say=partial(print, flush=True)))
     return 0
 
 
-async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
+async def serve_run(run_file: Path, config: HostConfig, command: StartCommand, *, say: Say) -> None:
     """Open the run and serve it until a signal comes; `say` gets the lines for the user's terminal.
 
     Raises:
@@ -125,24 +127,24 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
 
         def leave(reason: str) -> None:
             _log.info("host_leaving", reason=reason)
-            say(f"closed; peers train on without the host. Go on with: potluck host {run_file}")
+            say(f"closed; peers train on without the host. Go on with: {command}")
             leaving.cancel()
 
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
         root.start_soon(watch_signals, leave)
         with leaving:
-            async with _open_host(run_file, config, say) as host:
+            async with _open_host(run_file, config, command, say) as host:
                 notifier = Notifier(config.notify_url, config.state_dir, host.clock)
                 run = host.run.manifest.config
                 looked = HostConditions(run.round.longest_interval_s)
                 with no_progress():
                     async with notifier.watch(lambda: run.run.name, partial(noticed, host, looked)):
-                        await _serve(host, say)
+                        await _serve(host, command, say)
         root.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncIterator[HostDaemon]:
+async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, say: Say) -> AsyncIterator[HostDaemon]:
     clock, offload = SystemClock(), ThreadOffload()
     folder = config.state_dir
     with open_identity(folder / IDENTITY_FILE) as held, ExitStack() as kept:
@@ -153,6 +155,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
         say(f"log      {log_path}")
         disk = DiskMeter(folder, offload)
         kept.enter_context(keep_log(log_path, disk.hear))
+        remember_command(folder, command)
+        kept.enter_context(running_here(folder))
         remember_settings(folder, config.model_dump(mode="json"))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
@@ -165,14 +169,14 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
-            disk, memory = DiskMeter(folder, offload), MemoryKeeper(writer, clock)
+            memory = MemoryKeeper(writer, clock)
             disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes
             host = HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, memory)
             host.events.restore(await memory.restore())
             yield host
 
 
-async def _serve(host: HostDaemon, say: Say) -> None:
+async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
     http_port = config.http_port or await host.writer.run(partial(kept_http_port, http_host=config.http_host))
@@ -198,9 +202,10 @@ async def _serve(host: HostDaemon, say: Say) -> None:
             )
         with kept_status_address(config.state_dir, urls[0]):
             services.start_soon(_tick, host)
+            say("starting the network: some seconds, or half a minute on a busy machine ...")
             async with _open_network(host, thread, addresses) as network:
                 node.network = network
-                await greet(host, addresses, network, local_address(urls[0]), say)
+                await greet(host, command, addresses, network, local_address(urls[0]), say)
                 for url in public_urls:
                     say(
                         f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"

@@ -16,13 +16,15 @@ from averaging.notices.conditions import Condition
 from averaging.storage.disk_room import DiskMeter
 from coordinator.admission.addresses import (
     HostAddresses,
+    wider_note,
 )
-from coordinator.admission.greeting import address_lines, invite_lines
+from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, invite_lines
 from coordinator.admission.invites import (
     InviteAddresses,
     IssuedInvite,
     invite_of_start,
     issue_invite,
+    known_reach,
     remember_reach,
 )
 from coordinator.admission.qr_code import qr_lines
@@ -40,6 +42,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
+from coordinator.run.start_command import StartCommand
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
@@ -93,8 +96,10 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
     )
 
 
-async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, url: str, say: Say) -> None:
-    """Print the run's state, addresses and invite, and remember how the host is reached."""
+async def greet(
+    host: HostDaemon, command: StartCommand, addresses: HostAddresses, network: Network, url: str, say: Say
+) -> None:
+    """Print the run's state, addresses and invite, and remember how the host is reached. `command` started it."""
     config, run = host.config, host.run
     reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
     is_over = host.tracker.state.phase is Phase.FINISHED
@@ -115,6 +120,8 @@ async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, ur
             now_unix_s=host.clock.unix_s(),
         )
 
+    earlier = await host.writer.run(known_reach)
+    before = earlier.addresses if earlier is not None else ()
     issued = await host.writer.run(invite)
     news, bulk_port = host.tracker.news(), next((address.port for address in network.bulk_addresses()), 0)
     say(f"run {run.manifest.config.run.name} is {'complete' if is_over else 'open'}: {news.phase}, {news.reason}")
@@ -122,10 +129,15 @@ async def greet(host: HostDaemon, addresses: HostAddresses, network: Network, ur
     say(f"metrics  {url}/metrics")
     for line in address_lines(addresses, bulk_port):
         say(line)
+    if issued is None and not is_over:
+        say(WITHDRAWN_NOTE)
+        return
     if issued is None:
         say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
         return
-    for line in invite_lines(issued, addresses):
+    if note := wider_note(before, addresses, command):
+        say(note)
+    for line in invite_lines(issued, addresses, command):
         say(line)
     if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
         say("\n".join(code))

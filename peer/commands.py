@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
-from peer.service_commands import add_service_commands
+from peer.service_commands import LocalHost, add_service_commands
 from protocol.tables import examples, several
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[
 """The folder of the checkpoint that a name and a state folder mean, for as long as it is used."""
 
 
-def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
-    """Add this folder's commands to the command line."""
+def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: Callable[[], LocalHost]) -> None:
+    """Add this folder's commands to the command line. `load_host` imports the access to this machine's host."""
     joining = (
         "potluck join potluck1:... --detach",
         "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle",
@@ -33,7 +33,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint) -> None:
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*joining))(join)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 1h30m", "potluck pause"))(pause)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
-    add_service_commands(app)
+    add_service_commands(app, load_host)
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
@@ -61,7 +61,10 @@ def join(
     context: typer.Context,
     invite: Annotated[
         list[str] | None,
-        typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
+        typer.Argument(
+            help="The line the host gave you (potluck1:...), or - to read it from standard input, which keeps it out of `ps`; leave "
+            "out to go on with the last run."
+        ),
     ] = None,
     run: Annotated[
         str, typer.Option("--run", help="Go on with this run, by its name or id as `potluck runs` shows them.")
@@ -104,7 +107,7 @@ def join(
     if detach:
         from peer.owner.detached import join_detached
 
-        typer.echo("\n".join(join_detached(config.state_dir)))
+        typer.echo("\n".join(join_detached(config.state_dir, line=text, pieces=invite or ())))
         return
     with nullcontext() if config.reduce_only else early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.
@@ -124,17 +127,32 @@ def _check_named_run(config: PeerConfig, run: str, text: str) -> None:
 
 
 def _check_invite(config: PeerConfig, text: str, run: str) -> None:
-    """Refuse an invite that cannot work, or none without an earlier run, before any slow import."""
+    """Refuse an invite that cannot work, none without an earlier run, a banned peer, and a second one of a state folder, before any
+    slow import.
+    """
     import time
 
     from peer.membership.joining import usable_invite
+    from peer.membership.own_ban import own_ban
+    from peer.membership.saved_membership import run_folder
+    from peer.owner.running_peer import refuse_second_peer
 
-    usable_invite(config.state_dir, text, time.time(), run)
+    refuse_second_peer(config.state_dir)
+    invite = usable_invite(config.state_dir, text, time.time(), run)
+    if ban := own_ban(config.state_dir, run_folder(config.state_dir, invite.run_id)):
+        raise ban
 
 
 def _whole(invite: list[str] | None) -> str:
-    """The pasted line. A terminal or a chat may have put spaces into it; the shell then passes several arguments."""
-    return "".join("".join(invite or ()).split())
+    """The pasted line, or the first line of standard input for "-". A terminal or a chat may have put spaces into it; the shell then
+    passes several arguments.
+    """
+    pieces = invite or ()
+    if list(pieces) == ["-"]:
+        import sys
+
+        pieces = [sys.stdin.readline()]
+    return "".join("".join(pieces).split())
 
 
 _StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and progress, as at `potluck join`.")]

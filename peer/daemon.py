@@ -81,7 +81,7 @@ from peer.status.duties_core import EvaluationTurns
 from peer.status.local_view import LOG_NAME
 from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.status.screen import run_screen
-from peer.status.status import write_final_status
+from peer.status.status import kept_final_status
 from peer.status.status_board import StatusBoard
 from peer.status.status_http import peer_app
 from peer.status.status_of import Sources, known_peers, latest_rounds, status_of
@@ -172,7 +172,8 @@ async def _main(
         nursery.start_soon(partial(run_screen, read_status, mode=config.screen))
         nursery.start_soon(controls.keep)
         nursery.start_soon(disk.keep_measured)
-        with kept_status_address(config.state_dir, addresses[0]), life.departure.ends():
+        final = kept_final_status(config.state_dir, read_status)
+        with final, kept_status_address(config.state_dir, addresses[0]), life.departure.ends():
 
             def leave(reason: str) -> None:
                 board.say("leaving", reason)
@@ -181,7 +182,6 @@ async def _main(
             await nursery.start(watch_signals, leave)
             async with notices_of(life):
                 await _take_part(life, http_port)
-        write_final_status(config.state_dir, read_status())
         nursery.cancel_scope.cancel()
     return life.departure.comes_back
 

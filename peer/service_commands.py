@@ -1,9 +1,10 @@
-"""The volunteer's commands for a peer without a terminal: stop, and a service of the user's systemd."""
+"""The commands for a daemon without a terminal: stop, and a service of the user's systemd."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import typer
 
@@ -13,9 +14,27 @@ _PANEL: Final = "For volunteers"
 _StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and progress, as at `potluck join`.")]
 
 
-def add_service_commands(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck stop"))(stop)
+class LocalHost(Protocol):
+    """The host of this machine, as `potluck stop` uses it."""
+
+    def host_folder(self, state_dir: Path | None, /) -> Path:
+        """Its state folder: the given one, or the configured one."""
+        ...
+
+    def is_running(self, folder: Path, /) -> bool:
+        """Whether a host runs from the folder."""
+        ...
+
+    def stop_host(self, folder: Path, /) -> str:
+        """Ask it to leave, and wait until it has. Returns one line for its owner."""
+        ...
+
+
+def add_service_commands(app: typer.Typer, load_host: Callable[[], LocalHost]) -> None:
+    """Add the commands to the command line. `load_host` imports the access to this machine's host."""
+    app.command(rich_help_panel="For both", epilog=examples("potluck stop", "potluck stop --state-dir STATE_DIR"))(
+        _stop_command(load_host)
+    )
     service = typer.Typer(help="Run the peer as a service of your own systemd, without root.", no_args_is_help=True)
     service.command("install", epilog=examples("potluck service install"))(service_install)
     service.command("remove", epilog=examples("potluck service remove"))(service_remove)
@@ -28,11 +47,33 @@ def _folder(state_dir: Path | None) -> Path:
     return PeerConfig.load({"state_dir": state_dir}).state_dir
 
 
-def stop(state_dir: _StateDir = None) -> None:
-    """Ask the running peer to leave cleanly, and wait until it has. Its state stays, and `potluck join` goes on."""
-    from peer.owner.running_peer import stop_peer
+def _stop_command(load_host: Callable[[], LocalHost]) -> Callable[..., None]:
+    def stop(
+        state_dir: Annotated[
+            Path | None, typer.Option(help="Folder of the peer or host to stop; both usual ones if not given.")
+        ] = None,
+    ) -> None:
+        """Ask the running peer to leave cleanly, and wait until it has; where no peer runs, the running host.
 
-    typer.echo(stop_peer(_folder(state_dir)))
+        The state stays: `potluck join` or `potluck host` goes on.
+        """
+        from peer.owner.running_peer import running_peer, stop_peer
+        from protocol.errors import UnreachableError
+
+        hosts, folder = load_host(), _folder(state_dir)
+        host_folder = hosts.host_folder(state_dir)
+        has_host = hosts.is_running(host_folder)
+        if running_peer(folder) is not None and (folder != host_folder or not has_host):
+            typer.echo(stop_peer(folder))
+            if has_host:
+                typer.echo(f"the host in {host_folder} runs on; `potluck stop` again ends it")
+        elif has_host:
+            typer.echo(hosts.stop_host(host_folder))
+        else:
+            where = f"from {folder}" if folder == host_folder else f"from {folder}, and no host from {host_folder}"
+            raise UnreachableError(f"no peer runs {where}", "a running peer or host", "see: potluck status")
+
+    return stop
 
 
 def service_install(

@@ -82,8 +82,14 @@ class LocalDaemon(Protocol):
         ...
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: frozenset[str] = frozenset()) -> list[str]:
-    """Lines of at most WIDTH columns. Columns named in `right` are aligned right, and the last one is cut if it is too long."""
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: frozenset[str] = frozenset(),
+    columns: int = WIDTH,
+) -> list[str]:
+    """Lines of at most so many columns. Columns named in `right` are aligned right, and the last one is cut if it is too long."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -93,7 +99,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: fro
         grid.add_column(name, justify="right" if name in right else "left", no_wrap=name != header[-1])
     for row in rows:
         grid.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in row))
-    lines = Console(width=WIDTH, color_system=None).render_lines(grid, pad=False)
+    lines = Console(width=columns, color_system=None).render_lines(grid, pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -190,7 +196,7 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
     cells = [
         (
             row.get("name") or "?",
-            row.get("state") or "?",
+            shown_state(row),
             whole(row.get("index")),
             whole(row.get("tokens_per_s")),
             bits(row.get("loss")),
@@ -200,8 +206,17 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
         )
         for row in rows
     ]
-    header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "HERE", "SILENT")
-    return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"}))
+    header = ["NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "HERE", "SILENT"]
+    shown = [list(cell) for cell in cells]
+    if all(row.get("here_s") is None for row in rows):  # only a host knows it
+        header.pop(6)
+        shown = [[*cell[:6], cell[7]] for cell in shown]
+    return table(header, shown, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"}))
+
+
+def shown_state(row: Row) -> str:
+    """The state of a peer for people: that it is banned before anything else."""
+    return "banned" if row.get("is_banned") is True else str(row.get("state") or "?")
 
 
 def _lasted(seconds: object) -> str:

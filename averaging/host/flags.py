@@ -59,7 +59,7 @@ def flag_help(text: str, field: FieldInfo) -> str:
     default = field.default
     if field.default_factory is not None or default in (None, "") or isinstance(default, bool):
         return text
-    return f"{text} Default: {f'{default}'.removesuffix('.0')}."
+    return f"{text} Default: {default:g}." if isinstance(default, float) else f"{text} Default: {default}."
 
 
 def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 class LocalCommands:
     """The commands. `daemons` returns the kinds of daemons, `write_trace` writes a peer's newest round to a file, and `forget_run`
-    deletes a run that was joined, once its owner has said yes.
+    deletes a run that was joined or is hosted, once its owner has said yes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LocalCommands:
             ),
         ] = None,
     ) -> None:
-        """Show how the host and the peer of this machine are doing; exit code 5 if neither runs."""
+        """Show how the host and the peer of this machine are doing; exit code 5 if neither runs, 3 if there is none here."""
         from averaging.host.daemon_views import status_json, status_text
 
         if trace is not None:
@@ -91,8 +91,8 @@ class LocalCommands:
         """List the peers of the run, as the host or the peer of this machine knows them.
 
         COUNTED are a peer's tokens: at the host those of the whole run, at a peer those
-        of the newest rounds. HERE is the time for which the host has heard it without a
-        break. Contributors that are away come last.
+        of the rounds that its daemon remembers. HERE is the time for which the host has
+        heard it without a break. Contributors that are away come last.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
@@ -105,7 +105,11 @@ class LocalCommands:
         last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
         as_json: AsJson = False,
     ) -> None:
-        """List the latest rounds: the members, their shares, and what was left out."""
+        """List the latest rounds: the members, their shares, and what was left out.
+
+        COVERED is the share of the members' work that arrived. OUT is the number of
+        peers whose work is not in the round.
+        """
         from averaging.host.daemon_views import rounds_json, rounds_text
 
         views = self._look(state_dir)
@@ -168,11 +172,16 @@ class LocalCommands:
         self,
         run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of its id.")],
         state_dir: Annotated[
-            Path | None, typer.Option("--state-dir", help="The peer's folder, as at `potluck join`.")
+            Path | None,
+            typer.Option("--state-dir", help="The host's or the peer's folder; both usual ones if not given."),
         ] = None,
         yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     ) -> None:
-        """Delete a run that was joined: its state, credential and fetched models. Asks first, and never deletes a running one."""
+        """Delete a run that was joined, or that is hosted here. Asks first, and never deletes a running one.
+
+        Of a joined run, its state, credential and fetched models. Of a hosted one,
+        its checkpoints, invites and keys, too: nobody can host it again.
+        """
         typer.echo(self._forget_run(state_dir, run, lambda question: yes or typer.confirm(question)))
 
     def bugreport(

@@ -66,6 +66,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "spine_forked_too_deep": "another branch of the rounds begins too far back to follow",
     "switch_not_logged": "a change of branch was not noted on the disk",
     "task_failed": "a step of the round failed",
+    "unused_run_replaced": "the run in this folder was replaced",
     "voter_convicted": "a peer voted twice in one round and is shut out",
     "votes_not_read": "earlier votes could not be read",
 }

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import trio
 
+_SENDERS: Final[Mapping[int, str]] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "`potluck stop` or the system",
+    signal.SIGHUP: "its terminal, which was closed",
+}
 _INTERRUPTED: Final = 130
 """The exit code of a daemon that was asked twice (peer/settings/exit_codes.py)."""
 
@@ -30,7 +35,7 @@ async def watch_signals(
             task_status.started()
             async for number in signals:
                 if not asked:
-                    leave(f"asked to leave by {signal.Signals(number).name}")
+                    leave(f"asked to leave by {_SENDERS[number]}")
                 elif number != signal.SIGHUP and any(earlier != signal.SIGHUP for earlier in asked):
                     print("potluck: interrupted again; leaving at once", file=sys.stderr, flush=True)
                     os._exit(_INTERRUPTED)

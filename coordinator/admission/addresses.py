@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from protocol.errors import ConfigError, MachineError
 if TYPE_CHECKING:
     from coordinator.ledger.ledger import Ledger
     from coordinator.policy.config import HostConfig
+    from coordinator.run.start_command import StartCommand
 
 _log = structlog.get_logger()
 
@@ -82,21 +84,52 @@ def _bulk_port(grpc_port: int, p2p_port: int) -> int:
     return port if port <= MAX_PORT and port != grpc_port else 0
 
 
-def reach_note(addresses: HostAddresses) -> str:
-    """A note for the host when its invites work for some volunteers only. Empty if they seem to work for everybody."""
+def reach_note(addresses: HostAddresses, command: StartCommand) -> str:
+    """A note for the host when its invites work for some volunteers only. Empty if they seem to work for everybody. `command` started
+    the host.
+    """
     hosts, grpc_port, p2p_port = addresses.public_hosts, addresses.grpc_port, addresses.p2p_port
     if any(map(_is_for_all, hosts)):
         return ""
-    who = "this machine" if all(map(is_loopback, hosts)) else "its own network"
+    who = _WHO[_reach(hosts)]
     is_row = p2p_port == grpc_port + 1 and addresses.bulk_port
     ports = (
         f"{grpc_port} to {p2p_port + 1}" if is_row else f"{grpc_port}, {p2p_port} and {addresses.bulk_port or '...'}"
     )
+    elsewhere = command.changed(announce_host="YOUR_ADDRESS", grpc_port=grpc_port, p2p_port=p2p_port)
+    if is_loopback(addresses.listen_host):
+        elsewhere = elsewhere.changed(listen_host=None)
     return (
-        f"the invite carries {' and '.join(hosts)}, which only {who} reaches. For volunteers elsewhere: potluck host run.toml "
-        f"--announce-host YOUR_ADDRESS --grpc-port {grpc_port} --p2p-port {p2p_port}, and forward TCP {ports} on the router to this "
-        "machine"
+        f"the invite carries {' and '.join(hosts)}, which only {who} reaches. For volunteers elsewhere: {elsewhere}, and forward "
+        f"TCP {ports} on the router to this machine"
     )
+
+
+def wider_note(before: Sequence[str], addresses: HostAddresses, command: StartCommand) -> str:
+    """A note if more people can reach the host than at its last start; else empty.
+
+    Args:
+        before: the invite's addresses at that start, "host:port" each; empty if there was none.
+        command: started the host.
+    """
+    earlier = [address.rpartition(":")[0].strip("[]") for address in before]
+    if not earlier or _reach(addresses.public_hosts) <= _reach(earlier):
+        return ""
+    was, now = ", ".join(earlier), ", ".join(addresses.public_hosts)
+    note = f"more people can reach this host than at its last start: the invite carries {now}, where it carried {was}"
+    if all(map(is_loopback, earlier)):
+        note += f". To keep it to this machine: {command.changed(listen_host=earlier[0], announce_host=None)}"
+    return note
+
+
+_WHO: Final = ("this machine", "its own network", "everybody")
+
+
+def _reach(hosts: Sequence[str]) -> int:
+    """Place in _WHO of those that one of these hosts can be reached by."""
+    if any(map(_is_for_all, hosts)):
+        return 2
+    return 0 if all(map(is_loopback, hosts)) else 1
 
 
 def _is_for_all(host: str) -> bool:

@@ -47,4 +47,6 @@ def ban_peer(ledger: Ledger, manifest: RunManifest, host: Signer, who: str, reas
     if ledger.is_banned(peer):
         return f"{peer_name(peer)} ({peer}) is banned already"
     record_ban(ledger, manifest.run_id, host, peer, reason, now_unix_s=now_unix_s)
-    return f"banned {peer_name(peer)} ({peer}); its peers hear of it with their next report"
+    return (
+        f"banned {peer_name(peer)} ({peer}); the other peers hear of it with their next report, and it cannot come back"
+    )

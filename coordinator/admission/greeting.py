@@ -10,6 +10,7 @@ from protocol.tables import several
 
 if TYPE_CHECKING:
     from coordinator.admission.invites import IssuedInvite
+    from coordinator.run.start_command import StartCommand
 
 
 def address_lines(addresses: HostAddresses, bulk_port: int) -> list[str]:
@@ -26,10 +27,16 @@ def address_lines(addresses: HostAddresses, bulk_port: int) -> list[str]:
     return lines
 
 
-def invite_lines(invite: IssuedInvite, addresses: HostAddresses) -> list[str]:
-    """The invite with its limits, and a note if it works for some volunteers only."""
+WITHDRAWN_NOTE = (
+    "no invite: that of an earlier start was withdrawn, so this start makes none. More: potluck invite --uses 20"
+)
+"""In place of the invite, where the owner has withdrawn it."""
+
+
+def invite_lines(invite: IssuedInvite, addresses: HostAddresses, command: StartCommand) -> list[str]:
+    """The invite with its limits, and a note if it works for some volunteers only. `command` started the host."""
     until = time.strftime("%a %d %b %H:%M", time.localtime(invite.expires_unix_s))
-    note = reach_note(addresses)
+    note = reach_note(addresses, command)
     return [
         f"invite for {several(invite.num_left, 'peer')}, until {until}; on their machines:",
         f"\n    potluck join {invite.line}\n",

@@ -75,22 +75,25 @@ def invite_of_start(
     hours: float,
     is_asked: bool,
     now_unix_s: float,
-) -> IssuedInvite:
-    """The invite that the host prints at its start: the one of an earlier start while it is valid, with the present addresses.
+) -> IssuedInvite | None:
+    """The invite that the host prints at its start: the one of an earlier start while it is valid, with the present addresses. None
+    if its owner has withdrawn that one and asks for no other: whoever closed the door does not find it open again.
 
     Args:
         private_key: the host's.
         uses, hours: of a new invite.
         is_asked: the user has set them, so an invite with other ones is not taken.
     """
-    salt = ledger.get(_START_KEY)
-    if salt is not None:
-        secret = _secret(private_key, salt)
-        for row in ledger.invites():
-            if row.secret_hash == hash_secret(secret) and invite_error(row.facts, now_unix_s) is None:
-                asked = (uses, int(hours * 3600))
-                if not is_asked or asked == (row.facts.max_uses, row.facts.expires_unix_s - row.created_unix_s):
-                    return _issued(run, reach, secret, row.facts)
+    salt, asked = ledger.get(_START_KEY), (uses, int(hours * 3600))
+    secret = _secret(private_key, salt) if salt is not None else b""
+    for row in ledger.invites() if secret else ():
+        is_meant = not is_asked or asked == (row.facts.max_uses, row.facts.expires_unix_s - row.created_unix_s)
+        if row.secret_hash != hash_secret(secret) or not is_meant:
+            continue
+        if row.facts.is_withdrawn:
+            return None
+        if invite_error(row.facts, now_unix_s) is None:
+            return _issued(run, reach, secret, row.facts)
     salt = secrets.token_bytes(SECRET_BYTES)
     issued = _issue(ledger, run, reach, _secret(private_key, salt), uses, hours, now_unix_s)
     ledger.put(_START_KEY, salt)
@@ -137,6 +140,11 @@ class ListedInvite:
     uses: int
     max_uses: int
     ends: str
+
+
+def invite_id(line: str) -> str:
+    """The id of an invite in the list of invites."""
+    return hash_secret(decode_invite(line).secret).hex()[:_ID_LETTERS]
 
 
 def list_invites(ledger: Ledger, now_unix_s: float) -> list[ListedInvite]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from averaging.release import installed_release
 from coordinator.admission.probes import Probes
 from coordinator.ledger.ledger import Applicant, Ledger
+from coordinator.ledger.recorded_bans import banned_peers
 from coordinator.policy.admission import (
     AdmissionDecision,
     AdmissionFacts,
@@ -208,7 +209,7 @@ class CoordinatorService:
         await self._tracker.convictions.take(report.double_votes)
         now_unix_s = int(self._clock.unix_s())
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
-        self._tracker.note_bans(len(revocations))
+        self._tracker.note_bans(await self._ledger.run(banned_peers) if revocations else frozenset())
         counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
         reply = await self._tracker.report(sender, counted)
         is_asked = has_others(revocations, report.known_revocations)

@@ -285,7 +285,9 @@ def read_manifest(path: Path) -> CheckpointManifest:
         manifest = CheckpointManifest.model_validate_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"no checkpoint at {path}", f"a folder with {MANIFEST_NAME}", "see: potluck checkpoint list"
+            f"no checkpoint at {path}",
+            f"a round or name in the list, or a folder with {MANIFEST_NAME}",
+            "see: potluck checkpoint list",
         ) from error
     except OSError as error:
         raise StorageError(f"{file} could not be read ({error.strerror})", "a readable file") from error

@@ -44,7 +44,7 @@ def verify_checkpoint(path: Path, show: OnBytes = _silent) -> str:
 
     manifest = verify(path, _counted(path, show))
     return (
-        f"verified: round {manifest.index} of {printable(manifest.run_name)}, {manifest.total_tokens} tokens, "
+        f"verified: round {manifest.index} of {printable(manifest.run_name)}, {manifest.total_tokens:,} tokens, "
         f"state root {manifest.state_root}"
     )
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from protocol.identity.identity import Signer
 
 
+def banned_peers(ledger: Ledger) -> frozenset[PeerId]:
+    """All peers that are banned. Blocks."""
+    return frozenset(peer for peer in ledger.peers() if ledger.is_banned(peer))
+
+
 def record_ban(ledger: Ledger, run_id: RunId, host: Signer, peer: PeerId, reason: str, *, now_unix_s: float) -> bool:
     """Sign and store the ban of a peer. Returns False if it was never admitted.
 

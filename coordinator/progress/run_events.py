@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
+from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound, hidden_peers, num_live
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
@@ -86,7 +87,8 @@ class EventBook:
             states.update((p, "silent") for p, was in self._states.items() if p not in heard and was != "left")
         new: list[RunEvent] = []
         before, were = self._before, self._states
-        run = _first(picture) if before is None else (*_peers(were, states), *_between(before, picture))
+        peers = (*_peers(were, states), *_emptied(picture, were, states))
+        run = _first(picture) if before is None else (*peers, *_between(before, picture))
         for event in (*run, *_reach(self._reach, reach)):
             self._number += 1
             new.append(RunEvent(self._number, unix_s, event.kind, event.text, event.peer))
@@ -126,6 +128,15 @@ def _reach(before: Reach, after: Reach) -> Iterator[_NewEvent]:
         )
 
 
+def _emptied(picture: RunPicture, were: Mapping[PeerId, str], are: Mapping[PeerId, str]) -> Iterator[_NewEvent]:
+    if picture.state.phase is Phase.TRAINING and _is_empty(are) and not _is_empty(were):
+        yield _NewEvent("trouble", "no peer is here: the run waits until one comes back")
+
+
+def _is_empty(states: Mapping[PeerId, str]) -> bool:
+    return all(state in ("left", "silent") for state in states.values())
+
+
 def _first(picture: RunPicture) -> Iterator[_NewEvent]:
     phase = picture.state.phase.value
     yield _NewEvent("run", f"the host {picture.restarted}" if picture.restarted else f"the host is up: {phase}")
@@ -152,8 +163,8 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
         yield _NewEvent("trouble", f"{unit} is frozen: {frozen[unit]}")
     for unit in sorted(was_frozen.keys() - frozen.keys()):
         yield _NewEvent("run", f"{unit} has a holder again and goes on")
-    if after.num_bans > before.num_bans:
-        yield _NewEvent("trouble", f"{after.num_bans - before.num_bans} more banned")
+    for peer in sorted(after.banned - before.banned):
+        yield _NewEvent("trouble", f"{peer_name(peer)} was banned", peer)
     before_checkpoints = {row.commit for row in before.checkpoints}
     for row in after.checkpoints:
         if row.commit not in before_checkpoints:

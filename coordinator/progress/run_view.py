@@ -46,7 +46,7 @@ Json = Mapping[str, object]
 _ROUNDS_FOR_ETA: Final = 1000
 """Rounds to look back on for the time left. A host that was away finds hundreds at once, and they count as one look."""
 
-_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "trouble"})
+_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "banned", "trouble"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RunPicture:
 
     Attributes:
         restarted: the round this process resumed at and the work that was lost; empty until that is known.
-        num_bans: bans in the ledger when a peer last reported.
+        banned: the banned peers of the ledger when a peer last reported.
         num_forks: forks, other than the head's lineage, that may still be followed.
         min_members: how many ready peers the run starts with.
         units: the run's experts or stages (`are_stages`) with their holders; empty in a run without.
@@ -114,12 +114,17 @@ class RunPicture:
     pairs_nats_per_byte: float
     missing: Sequence[MissingCommits] = ()
     restarted: str = ""
-    num_bans: int = 0
+    banned: frozenset[PeerId] = frozenset()
     num_forks: int = 0
     min_members: int = 0
     units: Sequence[UnitHolders] = ()
     are_stages: bool = False
     stage_commits: Mapping[UnitName, StageCommits] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def num_bans(self) -> int:
+        """Number of banned peers."""
+        return len(self.banned)
 
 
 def hidden_peers(picture: RunPicture, now_s: float) -> Sequence[bool]:
@@ -190,7 +195,7 @@ def _points(rounds: Sequence[TimedRound]) -> list[ProgressPoint]:
     return [ProgressPoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds]
 
 
-def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float) -> Json:
+def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool) -> Json:
     report = entry.report
     silent_s = now_s - entry.seen_s
     is_silent = silent_s > LIVE_S and report.state != "left"
@@ -215,6 +220,7 @@ def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float) -
         "outbound_only": report.is_outbound_only,
         "tokens_counted": counted.tokens,
         "rounds_counted": counted.rounds,
+        "is_banned": is_banned,
     }
 
 
@@ -361,6 +367,7 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "reason": picture.reason,
         "restarted": picture.restarted,
         "bans": picture.num_bans,
+        "banned": {peer: peer_name(peer) for peer in sorted(picture.banned)},
         "forks": picture.num_forks,
         "apart": apart,
         "head": (state.head or b"").hex(),
@@ -371,7 +378,8 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "num_points": len(picture.loss_points),
         "num_checkpoints": len(picture.checkpoints),
         "peers": [
-            _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s) for peer in sorted(picture.peers)
+            _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s, is_banned=peer in picture.banned)
+            for peer in sorted(picture.peers)
         ],
         "num_away": len(_away(picture, counted)),
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
@@ -420,9 +428,11 @@ def _named(picture: RunPicture) -> list[PeerId]:
 
 
 def public_json(status: Json) -> Json:
-    """The part that anybody may see: without paths on the host's machine, and without the restart report."""
+    """The part that anybody may see: without paths on the host's machine, bans, and the restart report."""
     checkpoints = status.get("checkpoints", ())
     shown: dict[str, object] = {key: value for key, value in status.items() if key not in _OF_THE_HOST_ALONE}
     if isinstance(checkpoints, list):
         shown["checkpoints"] = [{key: value for key, value in row.items() if key != "path"} for row in checkpoints]
+    if isinstance(peers := status.get("peers"), list):
+        shown["peers"] = [{key: value for key, value in row.items() if key != "is_banned"} for row in peers]
     return shown

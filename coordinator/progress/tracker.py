@@ -22,6 +22,7 @@ from coordinator.ledger.ledger import (
     CommitRow,
     LossPoint,
 )
+from coordinator.ledger.recorded_bans import banned_peers
 from coordinator.progress import run_core
 from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, Growth, Refused
 from coordinator.progress.followed_lineage import FollowedLineage
@@ -111,7 +112,7 @@ class RunTracker:
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing = MissingLog()
         self._refused_logged: set[str] = set()
-        self._num_bans = 0
+        self._banned: frozenset[PeerId] = frozenset()
         self._parts = run.manifest.parts
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart: Restart | None = None
@@ -148,7 +149,7 @@ class RunTracker:
     async def restore(self) -> None:
         """Read the state back from the ledger."""
         spine = self._run.spine
-        start, counted, refused, commits, points, checkpoints, bans = await self._ledger.run(
+        start, counted, refused, commits, points, checkpoints, banned = await self._ledger.run(
             lambda ledger: (
                 ledger.get(START_RECORD),
                 ledger.get(COUNTED_COMMITS),
@@ -156,10 +157,10 @@ class RunTracker:
                 ledger.commits(spine),
                 ledger.loss_points(),
                 ledger.checkpoints(),
-                ledger.revocations(),
+                banned_peers(ledger),
             )
         )
-        self.note_bans(len(bans))
+        self.note_bans(banned)
         self._curves.restore(points)
         self._checkpoints = tuple(checkpoints)
         self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
@@ -203,9 +204,9 @@ class RunTracker:
         """Bans voters that their own acks convict."""
         return self._convictions
 
-    def note_bans(self, num_bans: int) -> None:
-        """Set the number of bans in the ledger."""
-        self._num_bans = num_bans
+    def note_bans(self, banned: frozenset[PeerId]) -> None:
+        """Set the banned peers of the ledger."""
+        self._banned = banned
 
     async def tick(self) -> None:
         """Drop peers that are long gone, and start the run when enough are ready. Call about once a second."""
@@ -323,7 +324,7 @@ class RunTracker:
             pairs_nats_per_byte=manifest.pairs_nats_per_byte,
             missing=self._missing.shown(self._clock.monotonic_s()),
             restarted=self._restart_sentence,
-            num_bans=self._num_bans,
+            banned=self._banned,
             num_forks=self._chain.num_forks if self._chain is not None else 0,
             min_members=self._rules.min_members,
             units=self.units_held(),

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from averaging.host.daemon_views import table
+from averaging.host.daemon_views import WIDTH, table
 from coordinator.ledger.ledger import LEDGER_FILE, LossPoint
 from coordinator.run.hosted_folder import host_folder, require_run
 from coordinator.run.named_checkpoint import FOLDER, list_fetched
@@ -76,10 +76,12 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def checkpoint_lines(rows: Sequence[Row]) -> list[str]:
-    """The list for people. The names are those that `verify`, `export` and `generate` take."""
+def checkpoint_lines(rows: Sequence[Row], columns: int = WIDTH) -> list[str]:
+    """The list for people, in so many columns. `verify`, `export` and `generate` take its rounds and names."""
     if not rows:
-        return ["no checkpoint was written yet"]
+        return [
+            'no checkpoint was written or fetched yet; a peer\'s own model is "latest", as in: potluck generate latest'
+        ]
     cells = [
         (
             whole(row["index"]),
@@ -93,7 +95,7 @@ def checkpoint_lines(rows: Sequence[Row]) -> list[str]:
     ]
     folder = printable(Path(str(rows[-1]["path"])).parent)
     right = frozenset({"ROUND", "TOKENS", "BITS/BYTE", "SIZE"})
-    return [f"in {folder}", *table(_HEADER, cells, right=right)]
+    return [f"in {folder}", *table(_HEADER, cells, right=right, columns=columns)]
 
 
 def _date(unix_s: object) -> str:

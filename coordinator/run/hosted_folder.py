@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from protocol.errors import ConfigError, StorageError, UnreachableError
+
+STOP_WITHIN_S: Final = 60.0
 
 
 def host_folder(state_dir: Path | None) -> Path:
@@ -26,7 +29,7 @@ def require_run(folder: Path) -> Path:
         raise ConfigError(
             f"no run is hosted from {folder}",
             "the folder of a hosted run",
-            "start one with `potluck host run.toml`, or name its folder with --state-dir",
+            "start one with `potluck host RUN_FILE`, or name its folder with --state-dir",
         )
     return folder / LEDGER_FILE
 
@@ -39,10 +42,40 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
         UnreachableError: the host is not running.
     """
     from averaging.host.http_client import get_json, read_status_address
+    from coordinator.run.start_command import last_command
 
     folder = host_folder(state_dir)
     require_run(folder)
     try:
         return get_json(read_status_address(folder) + "/api/status")
     except (UnreachableError, ConfigError, StorageError) as error:
-        raise UnreachableError(f"no host runs from {folder}", "", "start it with: potluck host run.toml") from error
+        if is_running(folder):
+            raise UnreachableError(
+                f"the host of {folder} is starting or leaving", "", "ask again in a moment"
+            ) from error
+        raise UnreachableError(f"no host runs from {folder}", "", f"start it with: {last_command(folder)}") from error
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a host runs from a folder. A peer that runs from it is none. Blocks."""
+    from averaging.system.process_record import running_daemon
+    from coordinator.run.start_command import COMMAND_FILE
+
+    return (folder / COMMAND_FILE).exists() and running_daemon(folder) is not None
+
+
+def stop_host(folder: Path) -> str:
+    """Ask the host of a folder to leave, and wait until it has. Returns one line for the user. Blocks.
+
+    Raises:
+        UnreachableError: none runs from there.
+        TemporaryError: it is still leaving.
+    """
+    from averaging.system.process_record import end_daemon, running_daemon
+    from coordinator.run.start_command import last_command
+
+    running = running_daemon(folder)
+    if running is None:
+        raise UnreachableError(f"no host runs from {folder}", "a running host", "see: potluck status")
+    end_daemon(folder, running, "host", STOP_WITHIN_S)
+    return f"the host has closed; peers train on without it. Go on with: {last_command(folder)}"

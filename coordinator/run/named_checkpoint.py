@@ -34,7 +34,7 @@ def opened_checkpoint(name: str, models: PeerModels, state_dir: Path | None = No
     """The folder of the checkpoint that is meant, for the block's time.
 
     Args:
-        name: a checkpoint's folder, a host's folder, a peer's folder, "latest", or a name below `state_dir`.
+        name: a checkpoint's folder, a host's folder, a peer's folder, "latest", or a round or a name in the list of `state_dir`.
         state_dir: where "latest" and names are looked for; the host's folder, and then the peer's, if not given.
 
     Raises:
@@ -58,17 +58,37 @@ def opened_checkpoint(name: str, models: PeerModels, state_dir: Path | None = No
             yield newest
             return
     if not is_latest:
-        for folder in [state_dir] if state_dir else [host_folder(None)]:
-            if (folder / FOLDER / name / _MANIFEST).exists():
-                yield folder / FOLDER / name
-                return
-        yield path  # the command says what is wrong with it
+        if (path / "config.json").exists():
+            raise ConfigError(
+                f"{path} is an export, for Hugging Face transformers",
+                "a checkpoint of potluck",
+                'give "latest" or one of: potluck checkpoint list',
+            )
+        yield _listed(name, models, state_dir) or path  # the command says what is wrong with it
         return
     raise ConfigError(
         f"no checkpoint and no state of a run in {' or '.join(map(str, places))}",
         "a host's or a peer's folder",
         "name one with --state-dir, or get one with: potluck checkpoint fetch",
     )
+
+
+def _listed(name: str, models: PeerModels, state_dir: Path | None) -> Path | None:
+    """The checkpoint with this name or round in the list of a host or a peer; None if there is none."""
+    folders = [state_dir] if state_dir else [host_folder(None), models.state_dir()]
+    for folder in folders:
+        run_folder = None if (folder / LEDGER_FILE).exists() else models.run_folder(folder, "")
+        below = (run_folder or folder) / FOLDER
+        if (below / name / _MANIFEST).exists():
+            return below / name
+        of_round = [path for path in below.glob(f"*/{_MANIFEST}") if _round_of(path.parent.name) == name.lstrip("0")]
+        if name.isdecimal() and of_round:
+            return max(of_round, key=lambda path: path.stat().st_mtime).parent
+    return None
+
+
+def _round_of(name: str) -> str:
+    return name.partition("-")[0].lstrip("0")
 
 
 def newest_of(folder: Path) -> Path | None:

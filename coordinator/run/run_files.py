@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from averaging.data.sources.texts import Split, Text, whole_documents
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from averaging.host.progress import progress
+from coordinator.run.forget_hosted import delete_run, is_unused
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from coordinator.run.run_checks import check_new_run, check_start_tokenizer
 from coordinator.run.run_router import packed_texts, routing_of
@@ -88,13 +90,19 @@ class RunFiles:
 
 
 def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
-    """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
+    """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. A run with other numbers that
+    nobody ever joined gives way. Blocks.
 
     Raises:
         ConfigError: an invalid value, a glob without files or with too little text, or another run's file; or as `check_new_run`.
         StorageError: the folder cannot be written or is damaged.
     """
     config = load_run_config(run_file)
+    if gives_way(config, folder):
+        _log.warning(
+            "unused_run_replaced", folder=str(folder), reason=f"nobody has joined it, and {run_file.name} has changed"
+        )
+        delete_run(folder)
     if is_opened(folder):
         return reopen_run(run_file, config, folder)
     for note in check_new_run(config, run_file.parent):
@@ -126,7 +134,7 @@ def load_run(folder: Path) -> RunFiles:
         StorageError: it is damaged.
     """
     if not is_opened(folder):
-        raise ConfigError(f"no run in {folder}", "the folder of a hosted run", "open one with: potluck host run.toml")
+        raise ConfigError(f"no run in {folder}", "the folder of a hosted run", "open one with: potluck host RUN_FILE")
     signed = _read(folder / MANIFEST_FILE)
     try:
         manifest = open_manifest(signed, verifier=Ed25519Verifier())
@@ -189,6 +197,15 @@ def is_opened(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists()
 
 
+def gives_way(config: RunConfig, folder: Path) -> bool:
+    """Whether the folder has a run with other numbers than `config` that nobody ever joined, so that `open_run` replaces it. Blocks.
+
+    Raises:
+        VersionError, StorageError: as `load_run`.
+    """
+    return is_opened(folder) and bool(_difference(config, load_run(folder))) and is_unused(folder)
+
+
 def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
     """The run in `folder`, whose configuration must equal `config` from `run_file`, words about the run aside. Writes nothing.
     Blocks.
@@ -198,17 +215,23 @@ def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
         VersionError, StorageError: as `load_run`.
     """
     run = load_run(folder)
+    if key := _difference(config, run):
+        raise ConfigError(
+            f"{run_file}: {key} differs from the run that is in {folder}",
+            "the file that the run was opened with",
+            "undo the change, open a new run with another --state-dir, or delete this one: potluck runs forget "
+            + shlex.quote(run.manifest.config.run.name),
+        )
+    return replace(run, page=config.page)
+
+
+def _difference(config: RunConfig, run: RunFiles) -> str:
+    """The first key with another value in `config` than in an opened run; empty if there is none."""
     found, expected = config.model_dump(mode="json"), run.manifest.config.model_dump(mode="json")
     if "chunk_elements" not in config.round.model_fields_set:
         # the release that opened the run may have computed another number
         found["round"]["chunk_elements"] = expected["round"]["chunk_elements"]
-    if key := _first_difference(found, expected):
-        raise ConfigError(
-            f"{run_file}: {key} differs from the run that is in {folder}",
-            "the file that the run was opened with",
-            "undo the change, or open a new run with another --state-dir",
-        )
-    return replace(run, page=config.page)
+    return _first_difference(found, expected)
 
 
 def _first_difference(found: Mapping[str, object], expected: Mapping[str, object], prefix: str = "") -> str:

@@ -23,7 +23,7 @@ from protocol.run.manifest import RunConfig
 MOST_TABLE_BYTES: Final = 60 << 20
 """Most bytes of embeddings in a router's file: `MAX_ROUTER_BYTES` less room for the directions of all experts."""
 
-_REMEDY: Final = "correct experts.router in run.toml, or leave it out"
+_REMEDY: Final = "correct experts.router in the run file, or leave it out"
 
 
 def check_router(config: RunConfig, base: Path) -> None:

@@ -40,9 +40,9 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
 def _data(run_file: Path, run: RunFile, folder: Path) -> tuple[Data, bool]:
     """The run's data, and whether the run was opened earlier."""
     if folder.exists():
-        from coordinator.run.run_files import is_opened, reopen_run  # imports torch, which takes seconds
+        from coordinator.run.run_files import gives_way, is_opened, reopen_run  # imports torch, which takes seconds
 
-        if is_opened(folder):
+        if is_opened(folder) and not gives_way(run, folder):
             files = reopen_run(run_file, run, folder).dataset.files
             return Data(sum(file.num_bytes for file in files), is_packed=True), True
     from averaging.data.sources.sources import source_bytes

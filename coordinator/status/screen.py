@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from averaging.host.daemon_views import rows_of
+from averaging.host.daemon_views import rows_of, shown_state
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
 from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
@@ -101,7 +101,9 @@ def _is_round(event: RunEvent) -> bool:
 
 
 def _beside_round(view: HostView) -> str:
-    status, losses = view.status, [f"{name} loss {bits(nats)}" for name, nats in view.losses]
+    status = view.status
+    told = ", ".join(f"{name} {bits(nats)}" for name, nats in view.losses)
+    losses = [f"{told} bits per byte"] if told else []
     share = done_percent(_number(status, "total_tokens"), _number(status, "target_total_tokens"))
     left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") is not None else []
     return "; " + ", ".join([*losses, f"{share} of the run", *left])
@@ -137,7 +139,7 @@ def _peer_rows(status: Json) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"  {printable(row.get('name'))}",
-                f"{row.get('state')}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
+                f"{shown_state(row)}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
             )
         )
     return rows + ([("", f"and {len(peers) - PEERS_SHOWN} more: potluck peers")] if len(peers) > PEERS_SHOWN else [])

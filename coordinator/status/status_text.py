@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from averaging.host.daemon_views import rows_of
+from averaging.host.daemon_views import rows_of, shown_state
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
@@ -44,9 +44,9 @@ def _of_experts(status: Mapping[str, object]) -> str:
 
 def _peer_line(row: Mapping[str, object]) -> str:
     loss = row.get("loss")
-    said = f", loss {bits(loss)}" if isinstance(loss, (int, float)) else ""
+    said = f", {bits(loss)} bits per byte" if isinstance(loss, (int, float)) else ""
     return (
-        f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
+        f"  {row.get('name', '?'):<24} {shown_state(row):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
         f"{said}, seen {duration(row.get('last_seen_s'))} ago"
     )
 
@@ -124,13 +124,26 @@ def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str
 
 def headline(status: Mapping[str, object]) -> str:
     """The run and its phase; why it does not train, where it does not."""
-    why = "" if status.get("phase") == "training" else f": {status.get('reason')}"
-    return f"{status.get('run')}: {status.get('phase')}{why}"
+    phase, reason = status.get("phase"), status.get("reason")
+    if phase != "training":
+        return f"{status.get('run')}: {phase}: {reason}"
+    return f"{status.get('run')}: {NOBODY_HERE if is_nobody_here(status) else phase}"
+
+
+NOBODY_HERE: Final = "waiting: no peer is here; the run goes on when one comes back"
+
+
+def is_nobody_here(status: Mapping[str, object]) -> bool:
+    """Whether all peers that the host has heard are gone. A host that has just restarted has heard none yet."""
+    rows = rows_of(status.get("peers"))
+    return bool(rows) and all(row.get("state") in ("left", "silent") for row in rows)
 
 
 def progress(status: Mapping[str, object]) -> str:
     """The round, the tokens and the time left."""
     done, target, left_s = _number(status, "total_tokens"), _number(status, "target_total_tokens"), status.get("eta_s")
+    if status.get("phase") == "training" and is_nobody_here(status):
+        return f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({done_percent(done, target)})"
     left = "time left: not known yet" if left_s is None else f"{duration(left_s)} to go"
     end = "done" if status.get("phase") == "finished" else left
     return f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({done_percent(done, target)}), {end}"
@@ -148,7 +161,9 @@ def alerts(status: Mapping[str, object]) -> list[str]:
     if forks := int(_number(status, "forks")):
         found.append(f"the run goes on in {forks + 1} branches until they meet: some peers cannot reach the others")
     if bans := int(_number(status, "bans")):
-        found.append(f"{several(bans, 'peer')} banned")
+        banned = status.get("banned")
+        names = f": {', '.join(map(str, banned.values()))}" if isinstance(banned, dict) and banned else ""
+        found.append(f"{several(bans, 'peer')} banned{names}")
     return [printable(text) for text in found]
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from peer.checks import machine_core
 from peer.checks.machine_core import Finding, Level, NoCard, Torch, Unread
-from peer.machine.compiler import has_torchao
+from peer.machine.torch_extras import has_torchao
 from peer.settings.config import PeerConfig, whole_bytes
 from peer.training.plan.card_memory_core import CardLoad, experts_load, stage_load, whole_load
 from peer.training.plan.cards_core import Card

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from averaging.network.seams.host_names import is_loopback
 from peer.checks.machine_core import Finding, Level, Unread, unread
 from peer.membership.host_ways_core import Purpose, Tried, closed, place
 
@@ -138,7 +139,10 @@ def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
     """The findings about the way to the host, in the order of the report."""
     answer = readings.answer
     if isinstance(answer, NoAnswer):
-        return (_silence(answer), *_ways(readings.ways, Level.FAIL if answer.is_needed else Level.WARN))
+        # If no port answers at all, the host or the network is off: one cause, and no port is to be forwarded.
+        is_off = all(each.reason for each in readings.ways)
+        level = Level.FAIL if answer.is_needed else Level.WARN
+        return (_silence(answer), *(() if is_off else _ways(readings.ways, level)))
     findings = [_release(answer), _clock(answer), *_ways(readings.ways, Level.FAIL)]
     if readings.refusal is not None:
         return (*findings, Finding("admission", Level.FAIL, readings.refusal.found, readings.refusal.fix))
@@ -159,9 +163,9 @@ def _ways(tried: tuple[Tried, ...], if_closed: Level) -> list[Finding]:
         if found := [each for each in failures if each.purpose is purpose]:
             places = ", ".join(f"{place(each.port)} does not answer: {each.reason}" for each in found)
             ports = " and ".join(dict.fromkeys(str(each.port.port) for each in found))
-            fix = (
-                f"tell the host's owner: forward TCP port {ports} of the router to the host and open it in the firewall"
-            )
+            is_here = all(is_loopback(each.port.host) for each in found)
+            forward = f"forward TCP port {ports} of the router to the host and open it in the firewall"
+            fix = "start the host on this machine again" if is_here else f"tell the host's owner: {forward}"
             findings.append(Finding(name, if_closed, places, fix))
             continue
         places = ", ".join(place(each.port) for each in of_it if not each.reason)

@@ -64,6 +64,7 @@ _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20000),
     ("grpc.keepalive_timeout_ms", 10000),
 )
+_NO_NETWORK: Final = ("network is unreachable", "no route to host")
 _TLS_WORDS: Final = ("certificate_verify_failed", "ssl handshake", "tls handshake", "handshaker", "peer did not return")
 
 
@@ -147,10 +148,13 @@ def _explain(error: grpc.aio.AioRpcError, address: str) -> PotluckError:
         case grpc.StatusCode.UNAVAILABLE:
             # "failed to connect to all addresses; last error: UNKNOWN: ipv4:...: Connection refused": keep the last part.
             cause = details.rpartition(": ")[2].strip(" ]")
+            has_no_way = any(word in cause.lower() for word in _NO_NETWORK)
             return UnreachableError(
                 f"the run's host does not answer at {address} ({cause})",
                 "",
-                "try later, or ask whoever gave you the invite",
+                "connect this machine to a network, then try again"
+                if has_no_way
+                else "try later, or ask whoever gave you the invite",
             )
         case grpc.StatusCode.UNIMPLEMENTED:
             return VersionError(

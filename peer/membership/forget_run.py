@@ -12,9 +12,12 @@ from typing import Final
 from averaging.storage.file_storage import folder_bytes
 from peer.membership.named_run import find_run, run_name
 from peer.membership.saved_membership import is_known, last_run_folder
-from protocol.errors import MachineError, StorageError
+from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.identity.identity_file import open_identity
 from protocol.tables import in_bytes, printable
+
+_FINAL_STATUS: Final = "final_status.json"
+"""The last status of the peer in its last run (peer/status/status.py). It must not outlive the run."""
 
 _DOOMED: Final = ".forgotten-"
 """The folder has another name while it is deleted, so that half of it never looks like a run."""
@@ -35,16 +38,24 @@ def forget_run(state_dir: Path, name: str, confirm: Callable[[str], bool]) -> st
     question = f"delete {called} in {folder.parent}? Its training that was not counted yet is lost"
     try:
         if not identity.exists():
-            return _asked(folder, called, question, confirm)
+            return _asked(folder, called, question, confirm, is_last)
         with open_identity(identity):
-            return _asked(folder, called, question, confirm)
+            return _asked(folder, called, question, confirm, is_last)
     except MachineError as error:
         if isinstance(error, StorageError) or is_last:
             raise
-        return _asked(folder, called, question, confirm)  # the peer runs in another run
+        return _asked(folder, called, question, confirm, is_last)  # the peer runs in another run
 
 
-def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bool]) -> str:
+def is_joined(state_dir: Path, name: str) -> bool:
+    """Whether a run of that name or id was joined from a state folder. Blocks."""
+    try:
+        return bool(name) and find_run(state_dir, name).is_dir()
+    except ConfigError:
+        return False
+
+
+def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bool], is_last: bool) -> str:
     if not confirm(question):
         return "nothing was deleted"
     doomed = folder.with_name(_DOOMED + folder.name)
@@ -52,9 +63,13 @@ def _asked(folder: Path, called: str, question: str, confirm: Callable[[str], bo
         shutil.rmtree(doomed, ignore_errors=True)
         os.replace(folder, doomed)
         shutil.rmtree(doomed)
+        if is_last:
+            (folder.parent.parent / _FINAL_STATUS).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be deleted ({error.strerror})", "a writable folder") from error
-    return f"deleted: {called}"
+    return (
+        f"deleted: {called}; text that it fetched may stay in {folder.parent.parent / 'data'}, a cache of limited size"
+    )
 
 
 @contextmanager

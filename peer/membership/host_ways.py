@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +33,7 @@ FIRST_AGAIN_S: Final = 1.0
 AGAIN_S: Final = 5.0
 """Pauses between tries: a port is said to be closed after two failures in a row, within ten seconds."""
 
+_ERRNO: Final = re.compile(r"\[Errno \d+\] ")
 _MULTISTREAM: Final = b"\x13/multistream/1.0.0\n"
 """First message of a libp2p connection in both directions (multiformats, multistream-select)."""
 
@@ -107,7 +109,7 @@ class HostWays:
                 finally:
                     tls.close(is_reset=True)
             except PotluckError as error:
-                return error.found.removeprefix(f"{port.host} port {port.port}: ")
+                return _ERRNO.sub("", error.found.removeprefix(f"{port.host} port {port.port}: "))
             except OSError as error:
                 return _cause(error)
             return ""
@@ -138,7 +140,7 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return _cause(error.exceptions[-1])
     found = getattr(error, "strerror", None) or str(error)
-    return "refused" if isinstance(error, ConnectionRefusedError) else str(found)
+    return "Connection refused" if isinstance(error, ConnectionRefusedError) else str(found)
 
 
 def host_ways(saved: SavedMembership, host: PeerId) -> HostWays:

@@ -42,7 +42,7 @@ def read_kept(state_dir: Path) -> KeptAddresses:
     except FileNotFoundError:
         return KeptAddresses()
     except (OSError, ValidationError) as error:
-        log.warning("addresses_not_read", path=str(path), reason=str(error)[:200], effect="other ports may be taken")
+        log.warning("addresses_not_read", path=str(path), reason=f"{str(error)[:200]}; other ports may be taken")
         return KeptAddresses()
 
 

@@ -16,8 +16,9 @@ import trio
 
 from averaging.network.seams.interfaces import Network, Offload
 from peer.membership.credential_cache import CredentialCache
+from peer.membership.own_ban import FILE_NAME, banned
 from peer.membership.saved_membership import write_durably
-from protocol.errors import PotluckError, RefusedError
+from protocol.errors import PotluckError
 from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import RevocationBook, join_entries, split_entries
@@ -26,7 +27,6 @@ from protocol.ids import PeerId, RunId
 log = structlog.get_logger()
 
 REVOCATION_CHANNEL: Final = "revocations"
-FILE_NAME: Final = "revocations"
 ASK_EVERY_S: Final = 60.0
 ASK_WITHIN_S: Final = 5.0
 NUM_ASKED: Final = 3
@@ -126,12 +126,7 @@ class Revocations:
             RefusedError: it did, and why.
         """
         await self._is_ours.wait()
-        reason = self._book.by_peer[self._me].reason
-        raise RefusedError(
-            f"the host banned this peer from the run{f': {reason}' if reason else ''}",
-            "a peer in good standing",
-            "ask the host",
-        )
+        raise banned(self._book.by_peer[self._me].reason)
 
     # --- between peers --------------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from averaging.host.http_client import get_json, read_status_address
 from averaging.host.log_file import LOG_FOLDER
-from peer.owner.running_peer import running_peer
+from peer.owner.running_peer import refuse_second_peer, running_peer
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
 from protocol.tables import printable
 
@@ -30,28 +31,36 @@ def own_command() -> list[str]:
     return [sys.executable, os.path.abspath(sys.argv[0])]
 
 
-def detached_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of this command for the process in the background, which prints lines and detaches nothing."""
-    return [argument for argument in arguments if argument != "--detach"]
+def detached_arguments(arguments: Sequence[str], pieces: Sequence[str] = ()) -> list[str]:
+    """The arguments of this command for the process in the background, which prints lines and detaches nothing. It reads the invite,
+    these `pieces` of the arguments, from its standard input: arguments are seen by every user of the machine.
+    """
+    kept = [argument for argument in arguments if argument != "--detach" and argument not in pieces]
+    return [*kept, "-"] if pieces else kept
 
 
 def join_detached(
-    state_dir: Path, command: Sequence[str] | None = None, *, is_in: Callable[[Path, int], bool] | None = None
+    state_dir: Path,
+    command: Sequence[str] | None = None,
+    *,
+    line: str = "",
+    pieces: Sequence[str] = (),
+    is_in: Callable[[Path, int], bool] | None = None,
 ) -> list[str]:
     """Start this command again in the background, and wait until its host has let it in. Returns lines for the owner. Blocks.
 
     Args:
-        command: what to start instead of this command line.
+        command: the program to start instead of this command line.
+        line, pieces: the invite, and the arguments that it was given in.
         is_in: whether the peer of that process takes part in its run.
 
     Raises:
         MachineError: a peer runs already, or the process ended at once; with its last lines.
         StorageError: its output cannot be written.
     """
-    if running_peer(state_dir) is not None:
-        raise MachineError(f"a peer runs from {state_dir} already", "one peer for a folder", "potluck stop ends it")
+    refuse_second_peer(state_dir)
     output = state_dir / LOG_FOLDER / OUTPUT_FILE
-    arguments = command or [*own_command(), *detached_arguments(sys.argv[1:])]
+    arguments = command or [*own_command(), *detached_arguments(sys.argv[1:], pieces)]
     try:
         output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -59,9 +68,13 @@ def join_detached(
         raise StorageError(f"{output} cannot be written ({error.strerror})", "a writable state folder") from error
     with os.fdopen(descriptor, "wb") as file:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "POTLUCK_PEER_SCREEN": "plain"}
+        source = subprocess.PIPE if line else subprocess.DEVNULL
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=environment
+            arguments, stdin=source, stdout=file, stderr=file, start_new_session=True, env=environment
         )
+        if process.stdin is not None:
+            with suppress(BrokenPipeError), process.stdin as given:  # its exit code tells more
+                given.write(line.encode() + b"\n")
     has_joined = _wait(process, output, state_dir, is_in or _is_in)
     process.returncode = 0  # it outlives this command, which is no mistake to warn of
     return [

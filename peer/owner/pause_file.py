@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -43,7 +44,8 @@ def write_pause(state_dir: Path, pause: OwnerPause) -> None:
             file.write(_Pause(until_unix_s=pause.until_unix_s).model_dump_json() + "\n")
         os.replace(temporary, state_dir / PAUSE_FILE)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # on a disk that takes no writes
+            temporary.unlink(missing_ok=True)
         raise StorageError(
             f"{state_dir} cannot be written: {error.strerror}", "", "pause from its owner's account"
         ) from error

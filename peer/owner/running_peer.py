@@ -1,77 +1,24 @@
-"""Which process runs the peer of a state folder, and how another command asks it to leave."""
+"""Which process runs the peer of a state folder, and how `potluck stop` asks it to leave."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import shlex
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from protocol.errors import StorageError, TemporaryError, UnreachableError
-
-PROCESS_FILE: Final = "process.json"
-"""In the state folder of a running peer: its process id and the time of its start. A killed peer leaves it behind."""
+from averaging.system import process_record
+from averaging.system.process_record import PROCESS_FILE as PROCESS_FILE
+from averaging.system.process_record import RunningDaemon as RunningPeer
+from averaging.system.process_record import running_here as running_here
+from protocol.errors import MachineError, UnreachableError
 
 STOP_WITHIN_S: Final = 120.0
 """A peer hands over what only it has, and waits for the last uploads. The system's service waits as long."""
 
-_POLL_S: Final = 0.1
-_SAME_START_S: Final = 1.0
-"""Most difference of two readings of one process's start. Process ids are used again, seconds later at the earliest."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningPeer:
-    """A live process that runs a peer."""
-
-    pid: int
-
-
-@contextmanager
-def running_here(state_dir: Path) -> Iterator[None]:
-    """Record this process as the peer of a state folder while the block runs. The caller holds the identity's lock.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
-    path = state_dir / PROCESS_FILE
-    temporary = path.with_suffix(".unfinished")
-    started_unix_s = psutil.Process().create_time()
-    try:
-        temporary.write_text(
-            json.dumps({"pid": os.getpid(), "started_unix_s": started_unix_s}) + "\n", encoding="ascii"
-        )
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable state folder") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-
 
 def running_peer(state_dir: Path) -> RunningPeer | None:
-    """The peer that runs from a state folder; None if none does. A record of another process's id is none. Blocks."""
-    try:
-        with (state_dir / PROCESS_FILE).open("rb") as file:
-            found = json.loads(file.read(1000))
-        pid, started_unix_s = found["pid"], found["started_unix_s"]
-        if type(pid) is not int or pid <= 1:
-            return None
-        process = psutil.Process(pid)
-        is_same = abs(process.create_time() - float(started_unix_s)) < _SAME_START_S
-        is_alive = process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, ValueError, TypeError, KeyError, psutil.Error):
-        return None
-    return RunningPeer(pid) if is_same and is_alive else None
+    """The peer that runs from a state folder; None if none does. Blocks."""
+    return process_record.running_daemon(state_dir)
 
 
 def stop_peer(state_dir: Path, within_s: float = STOP_WITHIN_S) -> str:
@@ -84,13 +31,23 @@ def stop_peer(state_dir: Path, within_s: float = STOP_WITHIN_S) -> str:
     running = running_peer(state_dir)
     if running is None:
         raise UnreachableError(f"no peer runs from {state_dir}", "a running peer", "see: potluck status")
-    with suppress(ProcessLookupError):
-        os.kill(running.pid, signal.SIGTERM)
-    until_s = time.monotonic() + within_s
-    while running_peer(state_dir) == running:
-        if time.monotonic() > until_s:
-            raise TemporaryError(
-                f"the peer is still leaving after {within_s:.0f} s", "a peer that has left", "see: potluck logs -f"
-            )
-        time.sleep(_POLL_S)
-    return "the peer has left; go on with: potluck join"
+    process_record.end_daemon(state_dir, running, "peer", within_s)
+    return f"the peer has left; go on with: {join_command(state_dir)}"
+
+
+def refuse_second_peer(state_dir: Path) -> None:
+    """Refuse to start a peer where one runs. The lock on the identity ensures it; this says it before anything slow.
+
+    Raises:
+        MachineError: a peer runs from there.
+    """
+    if running_peer(state_dir) is not None:
+        raise MachineError(f"a peer runs from {state_dir} already", "one peer for a folder", "potluck stop ends it")
+
+
+def join_command(state_dir: Path) -> str:
+    """The command that goes on with the last run of this state folder. It names the folder unless it is the configured one."""
+    from peer.settings.config import PeerConfig
+
+    configured = PeerConfig.load({}).state_dir
+    return "potluck join" if state_dir == configured else f"potluck join --state-dir {shlex.quote(str(state_dir))}"

@@ -53,12 +53,11 @@ from peer.membership.joining import (
 )
 from peer.membership.network_options import network_options
 from peer.membership.saved_membership import is_known, remember_start, run_folder, take_session
-from peer.owner.running_peer import running_peer
 from peer.session.build import result_codec
 from peer.session.catch_up import BestLineage, own_lineage
 from peer.session.session import SequenceNumbers
 from peer.settings.config import PeerConfig
-from protocol.errors import MachineError, PotluckError, RunOverError, TemporaryError, UnreachableError
+from protocol.errors import PotluckError, RunOverError, TemporaryError, UnreachableError
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.invite import Invite, decode_invite
@@ -87,16 +86,10 @@ def fetch_model(config: PeerConfig, invite_text: str, run: str, on_progress: OnP
 
     Raises:
         ConfigError: no such run was joined.
-        MachineError: a peer runs with this identity.
+        MachineError: another process has this identity.
         RefusedError, RunOverError: the host does not let us in.
         UnreachableError: nobody gave the model.
     """
-    if running_peer(config.state_dir) is not None:
-        raise MachineError(
-            f"a peer runs from {config.state_dir}",
-            "one process per identity",
-            "its model is on this machine: potluck checkpoint export latest OUT_DIR; or end it first: potluck stop",
-        )
     invite = decode_invite(invite_text) if invite_text else invite_of_named_run(config.state_dir, run)
     folder, clock = run_folder(config.state_dir, invite.run_id), SystemClock()
     if not is_known(folder):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from averaging.host.progress import shown_progress
-from averaging.state.run_model import RunModel
-from peer.holdings.own_model import read_model as read_model
 from peer.membership.named_run import run_of
+from peer.owner.running_peer import running_peer
 from peer.settings.config import PeerConfig
+from protocol.errors import MachineError
+
+if TYPE_CHECKING:
+    from averaging.state.run_model import RunModel
 
 
 def state_dir() -> Path:
@@ -21,11 +25,24 @@ def run_folder(folder: Path, run: str) -> Path | None:
     return run_of(folder, run)
 
 
+def read_model(run_folder: Path) -> RunModel:
+    """The newest whole state in a run's folder. Raises as `read_model` of own_model.py."""
+    from peer.holdings.own_model import read_model as read  # imports torch
+
+    return read(run_folder)
+
+
 def fetch_model(invite: str, run: str, state_dir: Path | None) -> tuple[RunModel, Path]:
     """Download the newest verified model, with its progress on standard error. Raises as `fetch_model` of fetch_model.py."""
+    config = PeerConfig.load({"state_dir": state_dir})
+    if running_peer(config.state_dir) is not None:
+        raise MachineError(
+            f"a peer runs from {config.state_dir}, and it keeps the run's newest model",
+            "one process per identity",
+            "write that model with: potluck checkpoint export latest OUT_DIR; a peer with a part of it only: potluck stop, then fetch",
+        )
     from peer.session.fetch_model import fetch_model as fetch
 
-    config = PeerConfig.load({"state_dir": state_dir})
     with shown_progress("fetching the model") as show:
         return fetch(config, invite, run, lambda progress: show(progress.bytes_here, progress.bytes_all))
 

@@ -13,8 +13,6 @@ from peer.status.status import PeerStatus, last_status
 from peer.status.status_text import status_lines
 from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
 
-_REMEDY: Final = "start it with: potluck join"
-
 LOG_NAME: Final = "peer.log"
 """In the log folder of the state folder."""
 
@@ -40,12 +38,14 @@ def read_daemon(folder: Path) -> DaemonView:
     try:
         status, peers, rounds = _ask(folder)
         return DaemonView("peer", str(folder), True, "", status, _lines(status), peers, rounds)
-    except UnreachableError as error:
+    except UnreachableError as away:
+        ban = _ban(folder)
+        note = away.one_line() if not ban else f"no peer runs from {folder}: {ban}; ask the host, or join another run"
         left = last_status(folder)
         if left is None:
-            return DaemonView("peer", str(folder), is_running=False, note=error.one_line(), status={})
+            return DaemonView("peer", str(folder), is_running=False, note=note, status={})
         status = left.model_dump(mode="json")
-        return DaemonView("peer", str(folder), False, error.one_line(), status, _lines(status))
+        return DaemonView("peer", str(folder), False, note, status, _lines(status))
 
 
 def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
@@ -56,8 +56,20 @@ def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
             raise UnreachableError(f"another daemon answers at {url}")
         peers, rounds = get_json(f"{url}/peers.json"), get_json(f"{url}/rounds.json")
     except (UnreachableError, ConfigError, MachineError) as error:
-        raise UnreachableError(f"no peer runs from {folder}", "", _REMEDY) from error
+        from peer.owner.running_peer import join_command
+
+        raise UnreachableError(f"no peer runs from {folder}", "", f"start it with: {join_command(folder)}") from error
     return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
+
+
+def _ban(folder: Path) -> str:
+    """That the host of the last run banned this peer; empty if it did not."""
+    from peer.membership.own_ban import own_ban
+    from peer.membership.saved_membership import last_run_folder
+
+    run_folder = last_run_folder(folder)
+    ban = own_ban(folder, run_folder) if run_folder is not None else None
+    return "" if ban is None else ban.found
 
 
 def _own_id(folder: Path) -> str:

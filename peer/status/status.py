@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
+
+from averaging.trio_errors import first_of_ours
 
 FINAL_STATUS_FILE: Final = "final_status.json"
 """In the peer's state folder: the last status, written when the daemon leaves."""
@@ -96,7 +101,8 @@ class PeerStatus(BaseModel):
         peer: peer id.
         name: its stable two-word name.
         state: "joining", "catching up", "training", "spare" (in a pipeline run: serves no lane, trains nothing and replaces a lost
-            peer), "paused", "waiting", "leaving" or "finished".
+            peer), "paused", "waiting", "leaving" or "finished"; in the final status also "left on" and "ended on" a date, the latter
+            by an error.
         state_s: seconds in this state so far, accurate to a second or two; for a waiting peer, seconds waited.
         reason: why, in one sentence.
         round_waiting: the reason why the next or open round waits; empty before there are rounds.
@@ -287,6 +293,26 @@ def write_final_status(state_dir: Path, status: PeerStatus) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(status.model_dump_json() + "\n", encoding="utf8")
     os.replace(temporary, path)
+
+
+@contextmanager
+def kept_final_status(state_dir: Path, read: Callable[[], PeerStatus]) -> Iterator[None]:
+    """Write the final status file at the end of the block: how the peer left, or the error of ours that ended it, and when."""
+    try:
+        yield
+    except BaseException as error:
+        ours = first_of_ours(error)
+        reason = ours.one_line() if ours is not None else "by an error; see: potluck logs"
+        with suppress(OSError):  # the error tells more
+            write_final_status(state_dir, _at_end(read(), "ended", reason))
+        raise
+    status = read()
+    write_final_status(state_dir, _at_end(status, "left", status.reason) if status.state == "leaving" else status)
+
+
+def _at_end(status: PeerStatus, state: str, reason: str) -> PeerStatus:
+    when = time.strftime("%a %d %b %H:%M")
+    return status.model_copy(update={"state": f"{state} on {when}", "state_s": 0.0, "reason": reason})
 
 
 def last_status(state_dir: Path) -> PeerStatus | None:

@@ -134,12 +134,15 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
     rows = [
         ("training", speed(status)),
         ("plan", card_line(status)),
-        ("yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"),
+        (
+            "yours",
+            f"{status.tokens_trained:,} tokens trained since the start, counted in {several(status.rounds_counted, 'round')}",
+        ),
         ("traffic", _traffic(status)),
         ("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}"),
         ("memory", in_bytes(status.memory_bytes)),
         ("last round", _last_round(status)),
-        ("rounds", "" if status.offline or is_disk_full(status) else status.round_waiting),
+        ("rounds", "" if status.offline or is_disk_full(status) or _is_in_next_round(status) else status.round_waiting),
         *_run_rows(status),
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
@@ -155,6 +158,11 @@ def status_lines(status: PeerStatus) -> list[str]:
     lines = [printable(first), *unusual(status), *([ending(status)] if ending(status) else []), progress(status)]
     lines += [next_round(status)] if status.round_target_tokens else []
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
+
+
+def _is_in_next_round(status: PeerStatus) -> bool:
+    """Whether the line about the next round tells the same."""
+    return status.round_target_tokens > 0 and status.round_waiting.startswith("training: round ")
 
 
 def _traffic(status: PeerStatus) -> str:

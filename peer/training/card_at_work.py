@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from peer.machine.compiler import has_compiler, has_torchao
 from peer.machine.device import forget_most_used, most_used_bytes
+from peer.machine.torch_extras import has_compiler, has_torchao
 from peer.training.cards import read_card
 from peer.training.plan.card_memory_core import CardLoad, flops_per_token
 from peer.training.plan.card_plan import CardPlan, Wishes

@@ -32,7 +32,7 @@ is_tied = true                 # one matrix for embedding and output
 
 [data]
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob; or "hf", "domains"
-# glob = "corpus/**/*.txt"     # of "text", "jsonl" and "parquet": files below the folder of this file
+# glob = "corpus/**/*.txt"     # of "text", "jsonl" and "parquet": two files or more below the folder of this file
 # domains = "python, english"  # of source = "domains": kinds of text that every install has; "c++" and "stubs", too
 # dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
 heldout_every = 20             # one file in this many is kept for evaluation; of jsonl, parquet and hf one row

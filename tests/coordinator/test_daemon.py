@@ -20,6 +20,7 @@ from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.clocks import SystemClock
 from coordinator import daemon
 from coordinator.policy.config import HostConfig
+from coordinator.run.start_command import UNKNOWN
 from peer.membership.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
 from protocol.host.reports import PeerReport
 from protocol.identity.credential import make_request, make_tls_key
@@ -121,7 +122,7 @@ def test_interrupt_before_signals_are_watched_is_no_group_and_no_bug(
 
     monkeypatch.setattr(daemon, "serve_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        daemon.run_host(tmp_path / "run.toml", HostConfig(state_dir=tmp_path))
+        daemon.run_host(tmp_path / "run.toml", HostConfig(state_dir=tmp_path), UNKNOWN)
 
 
 async def test_host_survives_a_kill_with_its_run_its_ports_and_its_peers(tmp_path: Path) -> None:

@@ -437,7 +437,9 @@ def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
         assert worker_module.main() == EXIT_OUT_OF_MEMORY
         data = read_message(ours)
     assert data is not None
-    assert parse_event(data) == OutOfMemory(micro_batch=0)
+    told = parse_event(data)
+    assert isinstance(told, OutOfMemory)
+    assert (told.micro_batch, told.is_final, told.card_report is not None) == (0, False, True)
 
 
 @contextmanager
@@ -493,7 +495,8 @@ def test_the_end_of_a_process_is_told_in_one_line(
         assert worker_module.main() == code
         data = read_message(ours)
     assert data is not None
-    assert parse_event(data) == told
+    found = parse_event(data)
+    assert (found.model_copy(update={"card_report": None}) if isinstance(found, OutOfMemory) else found) == told
 
 
 def test_a_process_of_a_stage_says_why_it_ends(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ from averaging.network.seams.interfaces import MAX_CONTROL_BYTES, DirectoryEntry
 from protocol.errors import (
     MachineError,
     PotluckError,
+    TemporaryError,
 )
 from protocol.ids import PeerId
 
@@ -182,7 +183,8 @@ class Session:
         await bring_to(self._socket, self.daemon.control_socket, tuple(serving))
         reached = await self._connect(addresses)
         if tried := sorted({address.rpartition("/p2p/")[0] for address in addresses} if not reached else ()):
-            log.warning("no_known_peer_answers", tried=tried[:8], effect="goes on alone until one is found")
+            reason = f"tried {len(tried)}, first {tried[0]}; this peer goes on alone until it finds one"
+            log.warning("no_known_peer_answers", reason=reason)
         self._node = await DHTNode.create(
             p2p=self._p2p,
             initial_peers=list(reached) or None,
@@ -209,8 +211,17 @@ class Session:
         await self._p2p.shutdown()
 
     async def addresses(self) -> tuple[str, ...]:
-        """Our multiaddresses, each ending in /p2p/<peer id>."""
-        return tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+        """Our multiaddresses, each ending in /p2p/<peer id>.
+
+        Raises:
+            TemporaryError: this machine has no network interface with an address.
+        """
+        try:
+            return tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+        except ValueError as error:  # hivemind's word for none
+            raise TemporaryError(
+                "no network interface of this machine is up", "one with an address", "connect it, then try again"
+            ) from error
 
     async def _connect(self, addresses: Sequence[str]) -> tuple[str, ...]:
         from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID

@@ -175,12 +175,12 @@ class StageProcess:
         try:
             while (data := await incoming.message()) is not None:
                 reply = parse_reply(data)
-                if reply.number == FAREWELL:
-                    self.failed_because = reply.failed
-                    continue
                 if reply.ran_out:
                     self._go_down(reply.card_report)
                     return
+                if reply.number == FAREWELL:
+                    self.failed_because = reply.failed
+                    continue
                 self.card, self.card_report = reply.card, reply.card_report or self.card_report
                 if reply.compile_note != self.compile_note:
                     self.compile_note = reply.compile_note

@@ -21,7 +21,7 @@ from averaging.data.shards import TokenReader
 from peer.machine.device import card_uuid, choose_device, is_out_of_memory, limit_memory
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
-from peer.pipeline.stage.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
+from peer.pipeline.stage.stage_channel import FAREWELL, STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.card_at_work import CardAtWork
 from peer.training.learning_rate import learning_rate_at
@@ -251,5 +251,5 @@ def run_stage(channel: socket.socket, first: bytes, memory_fd: int) -> None:
         worker.run()
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
-            channel.sendall(frame(StageReply(number=0, ran_out=True, card_report=worker.card.report(0))))
+            channel.sendall(frame(StageReply(number=FAREWELL, ran_out=True, card_report=worker.card.report(0))))
         raise

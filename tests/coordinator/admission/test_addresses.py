@@ -15,9 +15,11 @@ from coordinator.admission.addresses import (
     public_url,
     reach_note,
     settle_addresses,
+    wider_note,
 )
 from coordinator.ledger.ledger import open_ledger
 from coordinator.policy.config import HostConfig
+from coordinator.run.start_command import UNKNOWN, StartCommand
 from protocol.errors import ConfigError, MachineError
 
 
@@ -177,10 +179,28 @@ def test_chosen_port_whose_successor_is_taken_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_invite_that_volunteers_elsewhere_cannot_use_is_said_with_the_flag(host: str, who: str) -> None:
-    note = reach_note(HostAddresses("::", ("0.0.0.0", "::"), (host,), 4600, 4601))
+    note = reach_note(HostAddresses("::", ("0.0.0.0", "::"), (host,), 4600, 4601), UNKNOWN)
     assert who in note
     assert bool(note) == bool(who)
     assert ("--announce-host" in note) == bool(who)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_told"),
+    [
+        (("127.0.0.1:4600",), ("192.168.1.2", "fd00::2"), True),
+        (("[fd00::2]:4600",), ("train.example.org",), True),
+        (("192.168.1.2:4600",), ("127.0.0.1",), False),
+        (("192.168.1.2:4600",), ("192.168.1.3",), False),
+        ((), ("192.168.1.2",), False),
+    ],
+)
+def test_start_that_more_people_can_reach_than_the_last_one_says_so(
+    before: tuple[str, ...], now: tuple[str, ...], is_told: bool
+) -> None:
+    note = wider_note(before, HostAddresses("::", ("0.0.0.0", "::"), now, 4600, 4601), StartCommand(("mine.toml",)))
+    assert ("more people can reach this host" in note) == is_told
+    assert ("potluck host mine.toml --listen-host 127.0.0.1" in note) == (before == ("127.0.0.1:4600",))
 
 
 @pytest.mark.parametrize(

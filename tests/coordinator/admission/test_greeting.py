@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.admission.addresses import HostAddresses
 from coordinator.admission.greeting import address_lines, invite_lines
 from coordinator.admission.invites import IssuedInvite
+from coordinator.run.start_command import StartCommand
 
 ADDRESSES = HostAddresses("::", ("0.0.0.0", "::"), ("10.9.0.2", "fd00:9::2"), 4600, 4601)
 
@@ -19,8 +20,10 @@ def test_ports_in_use_are_said_with_their_purpose() -> None:
 
 
 def test_invite_of_a_local_network_is_followed_by_the_command_that_opens_it_to_others() -> None:
-    text = "\n".join(invite_lines(IssuedInvite("potluck1:abc", 97, 1_700_000_000), ADDRESSES))
+    text = "\n".join(
+        invite_lines(IssuedInvite("potluck1:abc", 97, 1_700_000_000), ADDRESSES, StartCommand(("mine.toml",)))
+    )
     assert text.startswith("invite for 97 peers, until ")
     assert "    potluck join potluck1:abc" in text
-    assert "potluck host run.toml --announce-host YOUR_ADDRESS --grpc-port 4600 --p2p-port 4601" in text
+    assert "potluck host mine.toml --announce-host YOUR_ADDRESS --grpc-port 4600 --p2p-port 4601" in text
     assert "forward TCP 4600 to 4602 on the router" in text

@@ -43,7 +43,9 @@ def ledger(run: RunFiles) -> Iterator[Ledger]:
 def _start(
     ledger: Ledger, run: RunFiles, at_s: float = NOW_S, *, uses: int = 100, is_asked: bool = False
 ) -> IssuedInvite:
-    return invite_of_start(ledger, run, REACH, KEY, uses=uses, hours=24.0, is_asked=is_asked, now_unix_s=at_s)
+    issued = invite_of_start(ledger, run, REACH, KEY, uses=uses, hours=24.0, is_asked=is_asked, now_unix_s=at_s)
+    assert issued is not None
+    return issued
 
 
 def _use(ledger: Ledger, line: str, times: int) -> None:
@@ -69,6 +71,7 @@ def test_later_start_prints_the_invite_that_is_still_valid(ledger: Ledger, run: 
         is_asked=False,
         now_unix_s=NOW_S,
     )
+    assert moved is not None
     assert decode_invite(moved.line).secret == decode_invite(first.line).secret
     assert decode_invite(moved.line).coordinator_addresses == ("10.0.0.2:4600",)
 
@@ -80,10 +83,18 @@ def test_start_makes_another_invite_once_the_last_one_admits_nobody_or_others_ar
     asked = _start(ledger, run, uses=5, is_asked=True)
     assert asked.num_left == 5
     assert _start(ledger, run, uses=5, is_asked=True).line == asked.line
-    withdraw_invite(ledger, asked.line, NOW_S)
-    after = _start(ledger, run)
     late = _start(ledger, run, NOW_S + 24 * 3600)
-    assert len({first.line, asked.line, after.line, late.line}) == len(ledger.invites()) == 4
+    assert len({first.line, asked.line, late.line}) == len(ledger.invites()) == 3
+
+
+def test_start_makes_no_other_invite_once_its_owner_has_withdrawn_the_last_one(ledger: Ledger, run: RunFiles) -> None:
+    withdraw_invite(ledger, _start(ledger, run, uses=5, is_asked=True).line, NOW_S)
+    for is_asked in (False, True):
+        for at_s in (NOW_S, NOW_S + 48 * 3600):
+            arguments = {"uses": 5, "hours": 24.0, "is_asked": is_asked, "now_unix_s": at_s}
+            assert invite_of_start(ledger, run, REACH, KEY, **arguments) is None  # type: ignore[arg-type]
+    assert len(ledger.invites()) == 1
+    assert _start(ledger, run, uses=6, is_asked=True).num_left == 6
 
 
 def test_secret_is_in_no_file_of_the_ledger(ledger: Ledger, run: RunFiles) -> None:

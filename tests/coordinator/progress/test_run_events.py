@@ -13,7 +13,7 @@ from coordinator.progress.run_events import EventBook
 from coordinator.progress.run_view import LIVE_S, MissingCommits, PeerEntry, RunPicture, TimedRound
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.identity.names import peer_name
-from protocol.ids import CommitId, UnitName
+from protocol.ids import CommitId, PeerId, UnitName
 from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, timed
 
 NOW_S = 100.0
@@ -64,7 +64,7 @@ def test_nothing_is_told_twice() -> None:
     [
         ({"a": "training"}, {"a": "training", "b": "joining"}, "peer", "{b} came"),
         ({"b": "joining"}, {"b": "training"}, None, None),
-        ({"b": "training"}, {"b": "left"}, "peer", "{b} left"),
+        ({"a": "training", "b": "training"}, {"a": "training", "b": "left"}, "peer", "{b} left"),
         ({"b": "left"}, {"b": "joining"}, "peer", "{b} came back"),
         ({"b": "training"}, {"b": "paused"}, "peer", "{b} was paused by its owner"),
         ({"b": "paused"}, {"b": "training"}, "peer", "{b} goes on"),
@@ -83,7 +83,7 @@ def test_silence_is_trouble_and_its_end_is_told() -> None:
         book.note(look, now_s, 1_000)
     heard = replace(look, peers={A: PeerEntry(peer(), NOW_S + 40.0)})
     book.note(heard, NOW_S + 41.0, 1_041)
-    assert [(e.kind, e.text, e.peer) for e in book.newest(2)] == [
+    assert [(e.kind, e.text, e.peer) for e in book.newest(3) if e.peer] == [
         ("trouble", f"{peer_name(A)} is not heard any more", A),
         ("peer", f"{peer_name(A)} is heard again", A),
     ]
@@ -118,7 +118,7 @@ MISSING = MissingCommits(A, CommitId(b"m" * 32), 9, 3, 0.0, 0.0)
             "the run goes on in two branches until they meet: some peers cannot reach the others",
         ),
         (lambda p: replace(p, num_forks=0), "run", "one of the branches is not followed any more"),
-        (lambda p: replace(p, num_bans=4), "trouble", "2 more banned"),
+        (lambda p: replace(p, banned=p.banned | {C}), "trouble", f"{peer_name(C)} was banned"),
         (lambda p: replace(p, missing=(MISSING,)), "trouble", "round 9 is missing here; it is being asked for"),
         (lambda p: replace(p, state=replace(p.state, phase=Phase.FINISHED)), "run", "finished: all is well"),
         (
@@ -157,10 +157,22 @@ def test_peers_that_cannot_meet_for_long_are_trouble_until_a_helper_is_at_work()
     assert book.reach.num_helpers == 1
 
 
+def test_it_is_told_once_that_no_peer_is_here_any_more() -> None:
+    both, one, none = (
+        with_peers(a="training", b="paused"),
+        with_peers(a="training", b="left"),
+        with_peers(a="left", b="left"),
+    )
+    waits = ("trouble", "no peer is here: the run waits until one comes back")
+    assert waits not in reported(both, one)
+    assert reported(one, none)[-1] == waits
+    assert reported(none, none) == []
+
+
 def test_only_the_newest_events_are_kept_and_their_numbers_go_on() -> None:
     book = EventBook()
     for number in range(MAX_EVENTS + 10):
-        book.note(replace(picture(), num_bans=number), NOW_S, number)
+        book.note(replace(picture(), banned=frozenset((PeerId(f"{number}"),))), NOW_S, number)
     kept = book.newest(MAX_EVENTS * 2)
     assert [e.number for e in kept] == list(range(11, MAX_EVENTS + 11))
     assert book.newest(0) == ()

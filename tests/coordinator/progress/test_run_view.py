@@ -60,7 +60,7 @@ def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] =
         zlib_bits_per_byte=1.9,
         pairs_nats_per_byte=2.5,
         restarted="restarted at round 2; nothing was lost",
-        num_bans=2,
+        banned=frozenset((PeerId("banned 1"), PeerId("banned 2"))),
         num_forks=1,
     )
 

@@ -85,6 +85,8 @@ def test_the_latest_checkpoint_of_a_host_is_found_by_its_folder_and_by_name(tmp_
         ("latest", tmp_path / "host"),
         (str(tmp_path / "host"), None),
         (newest.name, tmp_path / "host"),
+        ("9", tmp_path / "host"),
+        ("00000009", tmp_path / "host"),
         (str(newest), None),
     ]
     for name, state_dir in cases:

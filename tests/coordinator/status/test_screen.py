@@ -68,7 +68,7 @@ def test_plain_output_is_one_line_a_round_with_members_loss_and_progress() -> No
             said += lines.of(_view(shown, tuple(book.newest(100))), 100.0)
     first, second = said
     assert first.startswith("round 2: 2 counted")
-    assert first.endswith("; training loss 2.000, held-out loss 2.000, 60% of the run, 13 s to go")
+    assert first.endswith("; training 2.000, held-out 2.000 bits per byte, 60% of the run, 13 s to go")
     assert second.startswith("round 3: ")
 
 

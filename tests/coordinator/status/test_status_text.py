@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
-from coordinator.progress.run_view import MissingCommits, PeerEntry, status_json
+from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.status.status_text import alerts, status_lines
@@ -40,6 +40,24 @@ def test_what_is_unusual_says_that_peers_cannot_meet_and_how_many_contributors_a
     assert "nobody can connect to 2 of 3 peers" in alerts(status)
     assert "  and 1 that contributed and is away: potluck peers" in status_lines(status)
     assert (status["away"][0]["peer"], status["names"][C]) == (C, peer_name(C))
+
+
+def test_lines_name_the_banned_peers_also_those_that_were_not_heard() -> None:
+    shown = replace(picture((timed(1, 300, 100),)), banned=frozenset((A, C)))
+    status = json.loads(json.dumps(status_json(shown, 100.0)))
+    text = "\n".join(status_lines(status))
+    assert f"2 peers banned: {', '.join(map(peer_name, sorted((A, C))))}" in text
+    (row,) = (line for line in text.splitlines() if line.startswith(f"  {peer_name(A)}"))
+    assert " banned " in row
+    public = json.dumps(public_json(status))
+    assert "banned" not in public
+
+
+def test_lines_say_that_the_run_waits_when_all_peers_are_gone() -> None:
+    gone = {A: PeerEntry(peer(state="left"), 95.0), B: PeerEntry(peer(), 40.0)}
+    lines = status_lines(json.loads(json.dumps(status_json(replace(picture(), peers=gone), 100.0))))
+    assert lines[0] == "tiny: waiting: no peer is here; the run goes on when one comes back"
+    assert "to go" not in "\n".join(lines)
 
 
 def test_lines_say_which_commits_nobody_brings() -> None:

@@ -35,9 +35,13 @@ def _no_checkpoint(name: str, state_dir: Path | None) -> NoReturn:
     raise AssertionError(f"a dry run opens no checkpoint, and not {name}")
 
 
+def _no_host() -> NoReturn:
+    raise AssertionError("a dry run stops no host")
+
+
 def _dry_run(*arguments: str) -> list[str]:
     app = typer.Typer()
-    add_commands(app, _no_checkpoint)
+    add_commands(app, _no_checkpoint, _no_host)
     done = CliRunner().invoke(app, ["join", "--dry-run", *arguments], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output.splitlines()

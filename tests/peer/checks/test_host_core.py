@@ -191,7 +191,19 @@ def test_port_of_the_host_that_does_not_answer_fails_and_is_named() -> None:
 
 
 @pytest.mark.parametrize(("is_needed", "level"), [(True, Level.FAIL), (False, Level.WARN)])
-def test_other_ports_of_a_silent_host_are_told_too(is_needed: bool, level: Level) -> None:
-    ways = (Tried(Purpose.PEERS, BulkAddress("10.9.0.2", 4101), "no answer"),)
+def test_other_ports_of_a_silent_host_are_told_where_one_answers(is_needed: bool, level: Level) -> None:
+    closed = Tried(Purpose.PEERS, BulkAddress("10.9.0.2", 4101), "no answer")
+    ways = (closed, Tried(Purpose.DATA, BulkAddress("10.9.0.2", 4102)))
     silent = HostReadings(NoAnswer("no answer from 10.9.0.2:4100", "try again later", is_needed), ways=ways)
     assert find(silent, "host's peers").level is level
+    (found,) = judge_host(replace(silent, ways=(closed,)))
+    assert (found.name, found.level) == ("host", level)
+
+
+def test_port_of_a_host_on_this_machine_needs_no_router() -> None:
+    ways = (
+        Tried(Purpose.PEERS, BulkAddress("127.0.0.1", 4101), "Connection refused"),
+        Tried(Purpose.DATA, BulkAddress("127.0.0.1", 4102)),
+    )
+    silent = HostReadings(NoAnswer("no answer from 127.0.0.1:4100", "try again later", True), ways=ways)
+    assert "router" not in find(silent, "host's peers").fix

@@ -11,6 +11,7 @@ from peer.membership.forget_run import cleared_if_refused, forget_run
 from peer.membership.incarnation import take_incarnation
 from peer.membership.saved_membership import last_run_folder, remember_last_run, run_folders
 from peer.status.joined_runs import joined_runs
+from peer.status.status import PeerStatus, last_status, write_final_status
 from protocol.errors import ConfigError, MachineError, RefusedError
 from protocol.identity.identity_file import open_identity
 from tests.coordinator.host_world import RUN_TOML
@@ -34,7 +35,9 @@ def test_a_run_is_deleted_after_a_yes_and_the_rest_stays(tmp_path: Path, two: tu
     assert forget_run(tmp_path, "tiny", lambda question: bool(asked.append(question))) == "nothing was deleted"
     assert f"delete tiny ({last.name}, " in asked[0]
     assert run_folders(tmp_path) == sorted(two)
+    write_final_status(tmp_path, PeerStatus(peer="p", name="n", run="tiny"))
     assert forget_run(tmp_path, "tiny", lambda _question: True).startswith("deleted: tiny (")
+    assert last_status(tmp_path) is None
     assert run_folders(tmp_path) == [other]
     assert list((tmp_path / "runs").iterdir()) == [other]
     assert (tmp_path / "identity").exists()

@@ -56,7 +56,7 @@ async def test_port_for_peers_answers_as_libp2p_does_or_the_reason_is_given() ->
             "something else answers there",
             "something else answers there",
         ]
-    assert [each.reason for each in await _ways(ALICE.peer_id, [good]).try_all()] == ["refused"]
+    assert [each.reason for each in await _ways(ALICE.peer_id, [good]).try_all()] == ["Connection refused"]
 
 
 async def test_port_that_swallows_packets_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

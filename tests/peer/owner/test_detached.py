@@ -57,4 +57,12 @@ def test_a_folder_with_a_running_peer_gets_no_second_one(tmp_path: Path) -> None
 def test_the_same_program_is_started_by_its_path_and_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["bin/potluck", "join"])
     assert own_command() == [sys.executable, os.path.abspath("bin/potluck")]
-    assert detached_arguments(["join", "potluck1:x", "--detach", "--run", "a"]) == ["join", "potluck1:x", "--run", "a"]
+    assert detached_arguments(["join", "--detach", "--run", "a"]) == ["join", "--run", "a"]
+    given = ["join", "potluck1:x", "yz", "--detach", "--slowdown", "3"]
+    assert detached_arguments(given, ["potluck1:x", "yz"]) == ["join", "--slowdown", "3", "-"]
+
+
+def test_the_invite_reaches_the_process_in_the_background_by_its_input_alone(tmp_path: Path) -> None:
+    program = "import sys; print(sys.stdin.read(), sys.argv[1:]); sys.exit(6)"
+    with pytest.raises(MachineError, match=r"code 6: potluck1:secret / .*\[\]"):
+        join_detached(tmp_path, [sys.executable, "-c", program], line="potluck1:secret", pieces=["potluck1:secret"])

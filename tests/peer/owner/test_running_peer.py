@@ -55,7 +55,7 @@ def test_a_damaged_record_is_no_running_peer(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("program", [LEAVES], indirect=True)
 def test_a_running_peer_is_asked_to_leave_and_waited_for(tmp_path: Path, program: subprocess.Popen[str]) -> None:
-    assert stop_peer(tmp_path) == "the peer has left; go on with: potluck join"
+    assert stop_peer(tmp_path) == f"the peer has left; go on with: potluck join --state-dir {tmp_path}"
     assert program.wait() == 0
     with pytest.raises(UnreachableError, match="no peer runs from"):
         stop_peer(tmp_path)

@@ -63,7 +63,8 @@ def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None
 
 def test_peer_that_does_not_run_is_told_in_one_sentence_without_the_error_of_the_system(tmp_path: Path) -> None:
     _reported_to_answer_at(tmp_path, "http://127.0.0.1:9")
-    assert read_daemon(tmp_path).note == f"no peer runs from {tmp_path}; start it with: potluck join"
+    note = read_daemon(tmp_path).note
+    assert note == f"no peer runs from {tmp_path}; start it with: potluck join --state-dir {tmp_path}"
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"peer": 5}'], ids=range(5))

@@ -1,4 +1,4 @@
-"""What this machine has beside torch, without importing it: a compiler, and the extra for small moments."""
+"""The compiler and the extras that torch can use on this machine, without importing them."""
 
 from __future__ import annotations
 
