@@ -13,6 +13,7 @@ from averaging.host.daemon_views import Row
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from averaging.host.log_file import LOG_FOLDER
 from averaging.host.used_settings import SETTINGS_FILE
+from averaging.notices.notifier import TOLD_FILE
 from averaging.system.process_record import PROCESS_FILE
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.run.hosted_runs import MANIFEST_FILE, hosted_runs
@@ -37,7 +38,15 @@ _OF_THE_RUN: Final = (
 )
 """The manifest goes first: without one there is no run, whatever else is left of it."""
 
-_OF_THE_HOST: Final = (SETTINGS_FILE, STATUS_ADDRESS_FILE, PROCESS_FILE, COMMAND_FILE, LOG_FOLDER, IDENTITY_FILE)
+_OF_THE_HOST: Final = (
+    SETTINGS_FILE,
+    STATUS_ADDRESS_FILE,
+    PROCESS_FILE,
+    COMMAND_FILE,
+    TOLD_FILE,
+    LOG_FOLDER,
+    IDENTITY_FILE,
+)
 _FEWEST_LETTERS: Final = 4
 """Of a run's id, as for joined runs."""
 

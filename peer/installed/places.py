@@ -14,6 +14,7 @@ from peer.membership.saved_membership import last_run_folder, run_folders
 from peer.owner.user_service import unit_path
 from peer.settings.config import PeerConfig
 from peer.status.local_view import LOG_NAME
+from peer.training.replica.compile_folder import COMPILE_FOLDER
 from protocol.errors import ConfigError
 from protocol.tables import printable
 
@@ -46,6 +47,7 @@ def of_folder(folder: Path) -> list[Place]:
         *runs,
         measured("data cache", folder / DATA),
         measured("history", folder / HISTORY_FOLDER),
+        measured("compiled code", folder / COMPILE_FOLDER, "may be deleted"),
         measured("identity", folder / IDENTITY, "keep a copy: it is you"),
         measured("log", folder / LOG_FOLDER / LOG_NAME),
         measured("settings of the last start", folder / SETTINGS_FILE),

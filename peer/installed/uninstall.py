@@ -27,6 +27,7 @@ from peer.owner.running_peer import PROCESS_FILE, running_peer, stop_peer
 from peer.owner.user_service import UNIT, Runner, remove_service, run_systemctl
 from peer.settings.config import PeerConfig
 from peer.status.status import FINAL_STATUS_FILE
+from peer.training.replica.compile_folder import COMPILE_FOLDER
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.identity.identity_file import open_identity
 from protocol.tables import in_bytes, printable
@@ -38,6 +39,7 @@ _OURS: Final = {
     DATA: "data cache",
     LOG_FOLDER: "logs",
     HISTORY_FOLDER: "history of your rounds",
+    COMPILE_FOLDER: "compiled code of training",
     IDENTITY: "identity: without a copy nobody can be this peer again",
 }
 """The large parts of a state folder."""

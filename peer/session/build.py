@@ -32,6 +32,7 @@ from averaging.state.unit_log import LOG_NAME, UnitLog
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from peer.membership.incarnation import remember_unit
 from peer.membership.joining import Membership, check_start
+from peer.membership.saved_membership import run_folder
 from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
@@ -197,7 +198,7 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         num_threads=own.num_threads,
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         slowdown=own.slowdown,
-        moments_file=own.state_dir.absolute() / MOMENTS_NAME,
+        moments_file=run_folder(own.state_dir.absolute(), membership.run_id) / MOMENTS_NAME,
         moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
         compile_folder=own.state_dir / COMPILE_FOLDER,
         wishes=own.wishes,
@@ -231,7 +232,7 @@ def training_plan(
         wishes=own.wishes,
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
-        moments_file=own.state_dir.absolute() / MOMENTS_NAME,
+        moments_file=run_folder(own.state_dir.absolute(), membership.run_id) / MOMENTS_NAME,
         moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
         num_fragments=config.num_fragments,
         mixture=config.mixture,
