@@ -90,9 +90,10 @@ class LocalCommands:
     ) -> None:
         """List the peers of the run, as the host or the peer of this machine knows them.
 
-        COUNTED are a peer's tokens: at the host those of the whole run, at a peer those
-        of the rounds that its daemon remembers. HERE is the time for which the host has
-        heard it without a break. Contributors that are away come last.
+        COUNTED are a peer's tokens: at the host those of the whole run, at a
+        peer those of the rounds that its daemon remembers. HERE is the time
+        for which the host has heard it without a break. Contributors that are
+        away come last.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 

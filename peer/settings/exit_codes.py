@@ -21,7 +21,10 @@ class ExitCode:
 EXIT_CODES: Final[dict[int, ExitCode]] = {
     OK: ExitCode("done, or left cleanly", "nothing"),
     BUG: ExitCode("a bug of ours, or a promise that the demo did not keep", "report it, with `potluck bugreport`"),
-    2: ExitCode("the command line cannot be understood", "see the command's `--help`"),
+    2: ExitCode(
+        "the command line cannot be understood, or names a peer or an invite that does not exist",
+        "see the command's `--help`",
+    ),
     3: ExitCode("a file or flag holds a value that cannot work", "correct the value that the line names"),
     4: ExitCode(
         "this machine lacks something: memory, disk, a free port, a readable file",

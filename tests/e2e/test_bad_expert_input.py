@@ -65,7 +65,7 @@ def test_a_run_of_a_wrong_router_or_document_is_not_opened(
     (line,) = done.stderr.splitlines()
     assert re.search(said, line), line
     left = {path.name for path in state.iterdir() if path.is_file()}
-    assert left <= {"identity.key", "settings_in_use.json"}, "which are the host's own"
+    assert left <= {"identity.key", "settings_in_use.json", "started_with.json"}, "which are the host's own"
     assert not (state / "data").exists()
 
 

@@ -203,8 +203,8 @@ MISHAPS: Mapping[str, Mishap] = {
     "identity in use": Mishap(
         lambda run: run.potluck("join", run.invite.encode(), "--state-dir", str(run.folder / "peer"), *PEER_FLAGS),
         4,
-        "in use by another process",
-        "stop the other one",
+        "a peer runs from .* already",
+        "potluck stop ends it",
     ),
     "peer port in use": Mishap(
         lambda run: _joining(run, "port", run.invite.encode(), "--listen-port", run.grpc_port),

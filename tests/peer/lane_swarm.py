@@ -205,7 +205,7 @@ class LaneSwarm:
         kept = most_in_flight(self.config.schedule, stage, NUM_STAGES, NUM_MICRO_BATCHES)
         model = stage_model(stage)
         trainer = StageTrainer(model, INNER, most_kept=kept)
-        trainer.passes = WatchedPasses(partial(self._about, peer, stage), model, most_kept=kept)
+        trainer.passes = WatchedPasses(partial(self._about, peer, stage), model, trainer.replica, most_kept=kept)
         return trainer
 
     def _about(self, peer: PeerId, stage: int, batch: MicroBatch, is_backward: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -65,9 +66,11 @@ def test_a_refusal_and_a_redirect_are_reasons_without_the_address(hook: HTTPServ
 
 
 def test_nobody_at_the_address_is_a_reason_without_the_address(hook: HTTPServer) -> None:
-    port = hook.server_port
     hook.server_close()
-    assert post_json(f"http://127.0.0.1:{port}/{SECRET}", {}) == "it does not answer (Connection refused)"
+    with socket.socket() as silent:  # nobody listens there, and nobody else can take the port meanwhile
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        assert post_json(f"http://127.0.0.1:{port}/{SECRET}", {}) == "it does not answer (Connection refused)"
 
 
 @pytest.mark.parametrize(

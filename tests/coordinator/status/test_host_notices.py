@@ -49,9 +49,11 @@ def test_too_few_of_the_last_rounds_peers_is_told_once_it_has_lasted() -> None:
 
 
 def test_bans_and_the_end_are_told_if_they_come_while_the_host_is_up() -> None:
-    conditions, seen = HostConditions(60.0), replace(picture(), num_bans=2)
+    conditions, seen = HostConditions(60.0), replace(picture(), banned=frozenset("ab"))
     assert "peer_banned" not in _events(conditions, seen, 100.0)
-    banned = [each for each in conditions.of(replace(seen, num_bans=3), 100.0) if each.event == "peer_banned"]
+    banned = [
+        each for each in conditions.of(replace(seen, banned=frozenset("abc")), 100.0) if each.event == "peer_banned"
+    ]
     assert [(each.text, each.mark) for each in banned] == [("1 peer banned since the host started", 3)]
     finished = replace(seen, state=replace(seen.state, phase=Phase.FINISHED))
     assert _events(conditions, finished, 100.0) == ["run_complete"]
