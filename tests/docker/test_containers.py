@@ -99,6 +99,9 @@ def test_only_a_peer_with_a_card_has_a_compiler_and_compiles_into_the_volume_of_
     for name in ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         assert variables[name].startswith("/state/"), "the root is read-only, and /tmp in memory loads no code"
         assert service["environment"][name] == variables[name]
+    lines = stages()["peer-gpu"]
+    makes = next(at for at, (word, rest) in enumerate(lines) if word == "RUN" and f" {variables['TMPDIR']}" in rest)
+    assert makes < lines.index(("VOLUME", "/state")), "later changes to a volume are in no image"
     assert service["tmpfs"] == ["/tmp"]
     assert "peer-gpu-state:/state" in service["volumes"]
 
