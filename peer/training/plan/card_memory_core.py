@@ -155,8 +155,9 @@ def memory_need(
     is_cast = plan.precision != "fp32"
     whole_layer = _layer_bytes(load, "none", num_bytes, has_fused_norms, is_compiled=plan.is_compiled)
     kept_layer = _layer_bytes(load, plan.checkpointing, num_bytes, has_fused_norms, is_compiled=plan.is_compiled)
-    layer_values = sum(spec.num_elements for spec in load.specs if layer_of(spec.name) is not None)
-    largest = max(spec.num_elements for spec in load.specs if layer_of(spec.name) is not None)
+    inside = [spec.num_elements for spec in load.specs if layer_of(spec.name) is not None]
+    layer_values = sum(inside)
+    largest = max(inside, default=0)  # a stage may have the embedding or the head alone
     head_bytes = table_bytes if load.has_head else 0
     held_bytes = head_bytes if load.model.is_tied else 0  # a tied head's gradient waits for the embedding's
     again = whole_layer - kept_layer + 2 * load.layer.widest * num_bytes

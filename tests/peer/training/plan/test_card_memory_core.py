@@ -64,6 +64,18 @@ def test_each_rung_of_checkpointing_takes_less_than_the_one_before(precision: st
     assert plain.total > selective.total > full.total
 
 
+@pytest.mark.parametrize("optimizer", [INNER, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_without_layers_has_a_plan_too(stage: int, optimizer: InnerSection) -> None:
+    untied = M25.model_copy(update={"is_tied": False})
+    spans = (0, M25.num_layers) if stage == 0 else (M25.num_layers, 0)
+    load = stage_load(StageMap(untied, spans), stage, 2)
+    for plan in (FLOAT32, CardPlan(precision="bf16", checkpointing="full", offload="moments")):
+        need = memory_need(load, optimizer, 1, plan)
+        assert need.activations == 0
+        assert need.total > 0
+
+
 def test_a_stage_takes_its_layers_and_as_many_micro_batches_as_it_keeps() -> None:
     stages = StageMap(M25.model_copy(update={"is_tied": False}), (2, 2, 2))
     middle, last = (stage_load(stages, stage, kept) for stage, kept in ((1, 2), (2, 1)))
