@@ -380,6 +380,7 @@ def _conclude(swarm: Swarm, gave_up: str, plot_file: Path, started_s: float) -> 
     final = {number: left for number in swarm.peers if (left := last_status(swarm.folder(number))) is not None}
     summary = summarise(seen, final, cast).model_copy(
         update={
+            "rounds_before_kill": sum(index <= swarm.index_at_kill for index in seen.rounds),
             "rejoin_s": _rejoin_s(swarm, final.get(VICTIM)),
             "others_paused_s": swarm.others_paused_s,
             "plot": "" if cast.one_round else str(plot_file),

@@ -176,6 +176,7 @@ class DemoSummary(BaseModel):
     Attributes:
         ok: whether every promise of the demo was kept; `failures` names the others.
         members_per_round: number of peers that each committed round counted, in order.
+        rounds_before_kill: how many of them were committed when a peer was killed.
         weights_per_round: the members' shares of each round, by peer id.
         state_roots: each peer's last state root by peer id, in hex: of the trunk in a run of experts, of its stage in a pipeline.
         heldout_experts_end: the newest held-out loss of each expert on the documents routed to it.
@@ -195,6 +196,7 @@ class DemoSummary(BaseModel):
     heldout_experts_end: dict[str, float] = {}
     rounds_committed: int
     members_per_round: tuple[int, ...]
+    rounds_before_kill: int = 0
     weights_per_round: tuple[dict[str, float], ...]
     state_roots: dict[str, str]
     unit_roots: dict[str, tuple[str, ...]] = {}

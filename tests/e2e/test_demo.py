@@ -41,8 +41,10 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
     assert len(summary["state_roots"]) == 3
     assert summary["checkpoint_root"] in summary["state_roots"].values()
     assert summary["rejoin_s"] > 0
-    # The run starts when all peers are there, and each counts from its first step on. On a busy machine one of them may have no step
-    # ready for a round, so not all three need to be counted together before the end.
-    assert max(summary["members_per_round"]) >= 2, reported
+    # The run starts when all peers are there; each counts from when its training process has started and made a step.
+    members = summary["members_per_round"]
+    assert 3 in members, reported
+    # After the kill the others meet again. On a busy machine one of them may have no step ready for a round in between.
+    assert max(members[summary["rounds_before_kill"] :]) >= 2, reported
     assert summary["heldout_loss_end"] < summary["heldout_loss_start"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
