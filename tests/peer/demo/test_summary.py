@@ -49,7 +49,7 @@ def test_bytes_are_those_of_the_last_status_and_of_the_killed_process() -> None:
 def test_summary_has_every_documented_key() -> None:
     documented = {
         "ok", "failures", "heldout_loss_start", "heldout_loss_end", "heldout_loss_pairs", "heldout_experts_end",
-        "rounds_committed", "members_per_round", "weights_per_round", "state_roots", "unit_roots", "rejoin_s",
+        "rounds_committed", "rounds_before_kill", "members_per_round", "weights_per_round", "state_roots", "unit_roots", "rejoin_s",
         "others_paused_s", "bytes_up", "bytes_down", "checkpoint", "checkpoint_root", "plot", "seconds",
     }  # fmt: skip
     assert documented == set(DemoSummary.model_fields)
