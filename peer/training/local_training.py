@@ -102,8 +102,9 @@ class LocalTrainer:
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window)
+        kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         layout = moments_layout(self.schema, plan.inner)
-        self.moments = KeptMoments(plan.moments_file, self._replica.optimizer, layout, plan.moments_within_tokens)
+        self.moments = KeptMoments(kept, self._replica.optimizer, layout, plan.moments_within_tokens)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self.sequences_per_step, plan.micro_batch) if plan.micro_batch else 0
         self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))

@@ -147,6 +147,18 @@ def test_a_full_disk_is_told_and_the_file_before_stays(tmp_path: Path, monkeypat
     assert list(tmp_path.glob("*.new")) == []
 
 
+def test_a_process_that_only_holds_the_state_neither_loads_moments_nor_saves_any(tmp_path: Path) -> None:
+    first, file = _trainer(tmp_path), tmp_path / "moments.safetensors"
+    first.step()
+    first.finish()
+    before = file.read_bytes()
+    holder = _trainer(tmp_path, trains=False)
+    holder.take_up_moments()
+    assert _moments(holder) == []
+    holder.finish()
+    assert file.read_bytes() == before
+
+
 def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, moments_file=None)
     trainer.step()
