@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import torch
@@ -39,7 +39,7 @@ from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
 from peer.training.replica.compile_folder import COMPILE_FOLDER
 from peer.training.replica.moments import MOMENTS_NAME, MOST_COMMITS_OLD
-from peer.training.training_plan import TextPlan, TrainingPlan
+from peer.training.training_plan import MachinePlan, TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, UnitName
@@ -194,14 +194,7 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         token_bytes=dataset.token_bytes,
         train_bytes_per_token=dataset.bytes_per_token("train"),
         heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
-        device=own.device,
-        num_threads=own.num_threads,
-        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
-        slowdown=own.slowdown,
-        moments_file=run_folder(own.state_dir.absolute(), membership.run_id) / MOMENTS_NAME,
-        moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
-        compile_folder=own.state_dir / COMPILE_FOLDER,
-        wishes=own.wishes,
+        **_fields(machine_plan(own, membership)),
     )
 
 
@@ -218,27 +211,39 @@ def training_plan(
     """The plan of the training process on this text, from this peer's last data position."""
     config = membership.manifest.config
     return TrainingPlan(
-        **{name: getattr(text, name) for name in TextPlan.model_fields},
+        **_fields(text),
+        **_fields(machine_plan(own, membership)),
         model=config.model,
         inner=config.inner,
         seed=config.run.seed,
         peer=me,
         total_tokens=config.run.total_tokens,
-        device=own.device,
-        num_threads=own.num_threads,
-        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
         max_memory_bytes=whole_bytes(own.max_memory_gb),
-        slowdown=own.slowdown,
-        wishes=own.wishes,
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
-        moments_file=run_folder(own.state_dir.absolute(), membership.run_id) / MOMENTS_NAME,
-        moments_within_tokens=MOST_COMMITS_OLD * config.round.target_tokens,
         num_fragments=config.num_fragments,
         mixture=config.mixture,
         experts=experts,
+    )
+
+
+def machine_plan(own: PeerConfig, membership: Membership) -> MachinePlan:
+    """The owner's part of a training process's plan."""
+    return MachinePlan(
+        device=own.device,
+        num_threads=own.num_threads,
+        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        slowdown=own.slowdown,
+        wishes=own.wishes,
+        moments_file=run_folder(own.state_dir.absolute(), membership.run_id) / MOMENTS_NAME,
+        moments_within_tokens=MOST_COMMITS_OLD * membership.manifest.config.round.target_tokens,
         compile_folder=own.state_dir / COMPILE_FOLDER,
     )
+
+
+def _fields(plan: TextPlan | MachinePlan) -> dict[str, Any]:
+    """The values of a part of a plan, as they are. The whole plan checks them again."""
+    return {name: getattr(plan, name) for name in type(plan).model_fields}
 
 
 def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int] = ()) -> TextPlan:

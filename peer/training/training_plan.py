@@ -40,7 +40,33 @@ class TextPlan(BaseModel):
     expert_heldout_bytes_per_token: tuple[float, ...] = ()
 
 
-class TrainingPlan(TextPlan):
+class MachinePlan(BaseModel):
+    """The owner's part of the inputs of any training process: its device, its limits, and what it keeps on disk.
+
+    Attributes:
+        num_threads: torch threads, 0 for torch's own choice.
+        max_gpu_memory_bytes: most memory of the card that torch may take, 0 for all of it.
+        slowdown: it works at 1 / slowdown of full speed.
+        card_plan: how the card trains, None to choose it at the start by the `wishes` of the owner.
+        moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
+        moments_within_tokens: moments from more of the run's tokens ago are not taken up.
+        compile_folder: for compiled code, None for the places that torch chooses.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: str = "auto"
+    num_threads: int = 0
+    max_gpu_memory_bytes: int = 0
+    slowdown: float = 1.0
+    card_plan: CardPlan | None = None
+    wishes: Wishes = Wishes()
+    moments_file: ShardPath | None = None
+    moments_within_tokens: int = 0
+    compile_folder: Path | None = None
+
+
+class TrainingPlan(TextPlan, MachinePlan):
     """All inputs of a training process, including its text.
 
     Attributes:
@@ -48,17 +74,11 @@ class TrainingPlan(TextPlan):
         first_step: the data position to resume from.
         schedule_tokens: the run's committed tokens at the first anchor, for the learning rate.
         micro_batch: sequences at a time; 0 to find it by measuring.
-        num_threads: torch threads, 0 for torch's own choice.
         trains: False for a process that holds the state, obeys commands, and never takes a step.
-        max_gpu_memory_bytes: most memory of the card that torch may take, 0 for all of it.
         max_memory_bytes: most memory of all of the peer's processes together, 0 for any.
         num_fragments: number of fragments that are averaged separately (protocol/tensors/model_units.py), 0 for the whole model at
             once.
         mixture: in a run of experts; `experts` are those held here, in numeric order.
-        card_plan: how the card trains, None to choose it at the start by the `wishes` of the owner.
-        moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
-        moments_within_tokens: moments from more of the run's tokens ago are not taken up.
-        compile_folder: for compiled code, None for the places that torch chooses.
     """
 
     model: ModelSection
@@ -66,24 +86,15 @@ class TrainingPlan(TextPlan):
     seed: int
     peer: str
     total_tokens: int
-    device: str = "auto"
-    num_threads: int = 0
-    slowdown: float = 1.0
     is_paused: bool = False
     first_step: int = 0
     schedule_tokens: int = 0
     micro_batch: int = 0
     trains: bool = True
-    max_gpu_memory_bytes: int = 0
     max_memory_bytes: int = 0
     num_fragments: int = 0
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
-    card_plan: CardPlan | None = None
-    moments_file: ShardPath | None = None
-    moments_within_tokens: int = 0
-    compile_folder: Path | None = None
-    wishes: Wishes = Wishes()
 
     @property
     def units(self) -> ModelUnits:

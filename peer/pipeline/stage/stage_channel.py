@@ -6,14 +6,13 @@ between stages, or a snapshot. The stage's parameters go through shared memory.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from averaging.data.shards import ShardPath, TokenBytes
-from peer.training.plan.card_plan import CardPlan, Wishes
 from peer.training.plan.card_report import CardReport
+from peer.training.training_plan import MachinePlan
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -35,17 +34,12 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class StagePlan(_Message):
+class StagePlan(MachinePlan):
     """Everything that a training process of a stage is started with.
 
     Attributes:
         total_tokens: of the run, for the learning-rate schedule.
         train_shards, heldout_shards: read at the first and the last stage only.
-        slowdown: it works at 1 / slowdown of full speed.
-        moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
-        moments_within_tokens: moments from more of the run's tokens ago are not taken up.
-        card_plan: how the card trains, None to choose it at the start by the `wishes` of the owner.
-        compile_folder: for compiled code, None for the places that torch chooses.
     """
 
     kind: Literal["stage"] = "stage"
@@ -61,15 +55,6 @@ class StagePlan(_Message):
     token_bytes: TokenBytes = 2
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
-    device: str = "auto"
-    num_threads: int = 0
-    max_gpu_memory_bytes: int = 0
-    slowdown: float = 1.0
-    moments_file: ShardPath | None = None
-    moments_within_tokens: int = 0
-    card_plan: CardPlan | None = None
-    wishes: Wishes = Wishes()
-    compile_folder: Path | None = None
 
     @property
     def stages(self) -> StageMap:
