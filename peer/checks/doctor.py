@@ -71,13 +71,13 @@ def _judge_plan(config: PeerConfig, machine: Readings, invite_text: str) -> tupl
     if run is None or isinstance(run, Unread) or isinstance(machine.memory, Unread):
         return ()
     from peer.checks.expected_plan import card_of, expected_plan, plan_finding
-    from peer.machine.torch_extras import has_compiler
+    from peer.machine.torch_extras import why_no_compiler
 
     torch = machine.torch if isinstance(machine.torch, Torch) else None
     card = card_of(machine.graphics, machine.memory.total_bytes, config.device, torch)
     if card is None:
         return ()
-    return (plan_finding(expected_plan(card, run, config, has_compiler=has_compiler())),)
+    return (plan_finding(expected_plan(card, run, config, has_compiler=not why_no_compiler("cuda"))),)
 
 
 def check_before_join(config: PeerConfig, invite_text: str) -> None:

@@ -13,7 +13,7 @@ from averaging.host.settings import settings_with_origins
 from peer.checks.dry_run_core import OfferedResources, peer_estimates
 from peer.checks.known_runs import KeptRun, find_kept_run
 from peer.checks.machine_readings import CARD_WITHIN_S, read_graphics, read_memory, within
-from peer.machine.torch_extras import has_compiler
+from peer.machine.torch_extras import why_no_compiler
 from peer.settings.config import PeerConfig, whole_bytes
 from protocol.errors import PotluckError
 from protocol.estimates.dry_run import END, Estimate, estimate_lines, setting_lines
@@ -57,7 +57,7 @@ def _card_estimates(config: PeerConfig, run: RunConfig) -> tuple[Estimate, ...]:
     card = card_of(graphics, read_memory().total_bytes, config.device)
     if card is None:
         return (Estimate("card", "chosen once training begins; `potluck doctor` looks closer"),)
-    return (Estimate("card", expected_plan(card, run, config, has_compiler=has_compiler()).reason),)
+    return (Estimate("card", expected_plan(card, run, config, has_compiler=not why_no_compiler("cuda")).reason),)
 
 
 def _data_bytes(kept: KeptRun) -> int:

@@ -72,7 +72,7 @@ class PeerConfig(PlaceConfig):
     """Type that matrix products are computed in: fp32, bf16 or fp16; auto takes what the card is fast in."""
 
     compile: Switch = "auto"
-    """Whether torch compiles the model for the card: on, off, or auto, where a compiler is found."""
+    """Whether torch compiles the model for the card: on, off, or auto. Without a compiler that works, a line says why not."""
 
     reduce_only: bool = False
     """Train nothing and hold no state: only sum contributions for peers that nobody can connect to."""

@@ -5,18 +5,29 @@ from __future__ import annotations
 import torch
 
 from peer.machine.device import forget_most_used, most_used_bytes
-from peer.machine.torch_extras import has_compiler, has_torchao
+from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.training.cards import read_card
 from peer.training.plan.card_memory_core import CardLoad, flops_per_token
 from peer.training.plan.card_plan import CardPlan, Wishes
 from peer.training.plan.card_report import CardReport
-from peer.training.plan.plan_core import Limits, allows_int8, choose, expected_bytes, explained, usable
+from peer.training.plan.cards_core import Card
+from peer.training.plan.plan_core import (
+    Limits,
+    allows_int8,
+    card_words,
+    choose,
+    expected_bytes,
+    explained,
+    is_worth_compiling,
+    usable,
+)
 from peer.training.plan.speed_core import peak_flops
+from peer.training.replica.compiler import not_compiled
 from protocol.run.training_sections import InnerSection
 
 
 class CardAtWork:
-    """Chooses the plan, unless one is given.
+    """Chooses the plan, unless one is given. `why_eager` is the line for people if layers could be compiled and are not.
 
     Args:
         most_bytes: of the card's own memory, 0 for all of it.
@@ -37,7 +48,8 @@ class CardAtWork:
     ) -> None:
         self._device, self._load, self._inner = device, load, inner
         self._card = read_card(device)
-        compiles = has_compiler()
+        self.why_eager = _why_eager(self._card, wishes, device)
+        compiles = not why_no_compiler(device.type)
         self._limits = Limits(most_bytes, compiles, allows_int8(inner) and compiles and has_torchao())
         choice = choose(self._card, load, inner, wishes, self._limits, micro_batch)
         self.plan = given or choice.plan
@@ -63,3 +75,12 @@ class CardAtWork:
             flops_per_token=flops_per_token(self._load),
             peak_flops=peak_flops(self._card, self.plan.precision),
         )
+
+
+def _why_eager(card: Card, wishes: Wishes, device: torch.device) -> str:
+    """Why layers run eagerly although the card or its owner would have them compiled, in one line; empty if there is no reason."""
+    if is_worth_compiling(card, wishes):
+        reason = why_no_compiler(device.type)
+    else:
+        reason = f"torch compiles nothing for {card_words(card)}" if wishes.compiles == "on" else ""
+    return not_compiled(reason) if reason else ""

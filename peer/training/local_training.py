@@ -91,7 +91,8 @@ class LocalTrainer:
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is allocated there
         self.card, self._compiler = card_at_work(plan, self._device), Compiler(plan.compile_folder)
-        self.card.plan, self.compile_note = self._compiler.prepared(self.card.plan, plan.model, self._device)
+        self.card.plan, note = self._compiler.prepared(self.card.plan, plan.model, self._device)
+        self.compile_note = note or self.card.why_eager
         self._model = _model_of(plan).to(self._device)
         self._replica = Replica(self._model, self.schema, plan.inner, self.card.plan)
         self._parameters = self._replica.parameters

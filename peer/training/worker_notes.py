@@ -43,7 +43,7 @@ class WorkerNotes:
             self.on_cpu_because = ""
         if event.busy_s and event.card:
             self._card_faults = 0
-        if event.compile_note != self.compile_note:
+        if event.compile_note not in ("", self.compile_note):  # a later life is told to try no more, and has no reason
             self.compile_note = event.compile_note
             log.info("layers_not_compiled", reason=self.compile_note)
         skipped = self._skipped_before + event.skipped_steps

@@ -182,7 +182,7 @@ class StageProcess:
                     self.failed_because = reply.failed
                     continue
                 self.card, self.card_report = reply.card, reply.card_report or self.card_report
-                if reply.compile_note != self.compile_note:
+                if reply.compile_note not in ("", self.compile_note):
                     self.compile_note = reply.compile_note
                     log.info("layers_not_compiled", reason=self.compile_note)
                 left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""

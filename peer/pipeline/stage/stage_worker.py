@@ -82,7 +82,8 @@ class StageWorker:
             micro_batch=self._shape[0],
         )
         self._compiler = Compiler(plan.compile_folder)
-        self.card.plan, self._why_eager = self._compiler.prepared(self.card.plan, plan.model, self._device)
+        self.card.plan, note = self._compiler.prepared(self.card.plan, plan.model, self._device)
+        self._why_eager = note or self.card.why_eager
         self._schedule_tokens = 0
         self._slowdown = plan.slowdown
         self._work: LaneWork | None = None

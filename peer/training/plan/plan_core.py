@@ -113,7 +113,7 @@ def choose(
         micro_batch: where it is given, as in a run of stages; 0 to take the largest that fits.
     """
     precision = native_precision(card) if wishes.precision == "auto" else wishes.precision
-    first = CardPlan(precision=precision, is_compiled=_is_compiled(card, wishes, limits))
+    first = CardPlan(precision=precision, is_compiled=limits.has_compiler and is_worth_compiling(card, wishes))
     rungs = ladder(card.kind, first, may_be_int8=limits.may_be_int8)
     usable_bytes = usable(card, wishes.fit, limits)
     sizes = [micro_batch] if micro_batch else [*_divisors(inner.batch_tokens // load.model.context_tokens)]
@@ -196,9 +196,10 @@ def card_words(card: Card) -> str:
     return f"{shown}, {round(card.memory_bytes / (1 << 30))} GB"
 
 
-def _is_compiled(card: Card, wishes: Wishes, limits: Limits) -> bool:
-    can_be = card.kind == "rocm" or (card.kind == "cuda" and card.capability >= _LEAST_TRITON)
-    return can_be and limits.has_compiler and wishes.compiles != "off"
+def is_worth_compiling(card: Card, wishes: Wishes) -> bool:
+    """Whether layers are compiled for this card if a compiler works."""
+    is_supported = card.kind == "rocm" or (card.kind == "cuda" and card.capability >= _LEAST_TRITON)
+    return is_supported and wishes.compiles != "off"
 
 
 def _of_fit(rungs: Sequence[CardPlan], fit: Fit) -> Sequence[CardPlan]:

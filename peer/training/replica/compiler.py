@@ -8,15 +8,13 @@ stands while it compiles. If the process ends there, the next one of the same da
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -26,6 +24,7 @@ import torch
 
 from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 from peer.machine.device import is_out_of_memory
+from peer.machine.torch_extras import why_no_compiler
 from peer.training.plan.card_plan import CardPlan
 from protocol.tensors.model_config import ModelConfig
 
@@ -36,7 +35,6 @@ MOST_CACHE_BYTES: Final = 2_000_000_000
 """A larger cache is emptied when a training process starts."""
 
 TRIAL_MODULE: Final = "peer.training.replica.compile_trial"
-_COMPILERS: Final = ("cc", "gcc", "clang")
 _CACHES: Final = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _THREADS_VARIABLE: Final = "TORCHINDUCTOR_COMPILE_THREADS"
 _MOST_THREADS: Final = 4
@@ -45,22 +43,6 @@ _MOST_THREADS: Final = 4
 _TRIED_NAME: Final = "tried"
 _MARK_NAME: Final = "compiling"
 _MOST_LINE: Final = 300
-
-
-def why_no_compiler(device_type: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The first thing that compiling lacks on this machine for a device ("cpu", "cuda", "mps"), in one line; empty if nothing."""
-    if not callable(getattr(torch, "compile", None)):
-        return f"torch {torch.__version__} has no torch.compile"
-    if sys.platform == "win32":
-        return "torch's compiler is not supported on Windows"
-    if device_type == "mps":
-        return "torch's compiler for Apple's cards is not finished"
-    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    named = environment.get("CC", "").split()
-    if not any(shutil.which(name) for name in (*named[:1], *_COMPILERS)):
-        return "there is no C compiler (install gcc)"
-    return ""
 
 
 class Compiler:
@@ -79,7 +61,7 @@ class Compiler:
         if not plan.is_compiled:
             return plan, ""
         try:
-            reason = why_no_compiler(device.type) or self._why_not_again() or self._open_cache()
+            reason = _why_torch_cannot() or why_no_compiler(device.type) or self._why_not_again() or self._open_cache()
             reason = reason or self._try(plan, model, device)
         except OSError as error:
             reason = f"the folder for compiled code cannot be used: {error.strerror or error}"
@@ -195,6 +177,10 @@ def run_trial(command: list[str], within_s: float) -> str:
         said.seek(0)
         lines = said.read().decode(errors="replace").strip().splitlines()
     return f"the compiler failed: {lines[-1][:_MOST_LINE] if lines else f'its process ended with {code}'}"
+
+
+def _why_torch_cannot() -> str:
+    return "" if callable(getattr(torch, "compile", None)) else f"torch {torch.__version__} has no torch.compile"
 
 
 def not_compiled(reason: str) -> str:

@@ -9,7 +9,7 @@ from peer.training import card_at_work as module
 from peer.training.card_at_work import CardAtWork
 from peer.training.local_training import LocalTrainer
 from peer.training.plan.card_memory_core import flops_per_token, whole_load
-from peer.training.plan.card_plan import FLOAT32, CardPlan, Wishes
+from peer.training.plan.card_plan import FLOAT32, CardPlan, Switch, Wishes
 from peer.training.plan.cards_core import Card
 from protocol.run.training_sections import InnerSection
 from tests.peer.training.plan.test_plan_core import MODELS, RTX_3060
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def rtx_3060(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(module, "read_card", lambda _device: RTX_3060)
-    monkeypatch.setattr(module, "has_compiler", lambda: True)
+    monkeypatch.setattr(module, "why_no_compiler", lambda _kind: "")
     return RTX_3060
 
 
@@ -50,6 +50,25 @@ def test_the_owners_wishes_and_limit_reach_the_plan(rtx_3060: Card) -> None:
     card = CardAtWork(CPU, whole_load(MODELS["136M"]), INNER, wishes, most_bytes=4_000_000_000)
     assert card.plan == CardPlan(precision="fp32", checkpointing="full")
     assert card.report(0).usable_bytes == 4_000_000_000
+
+
+def test_a_card_without_a_compiler_trains_eagerly_and_a_line_says_why(
+    rtx_3060: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = whole_load(MODELS["350M"])
+    assert CardAtWork(CPU, load, INNER, Wishes()).why_eager == ""
+    monkeypatch.setattr(module, "why_no_compiler", lambda _kind: "there is no C compiler (install gcc)")
+    card = CardAtWork(CPU, load, INNER, Wishes())
+    assert not card.plan.is_compiled
+    assert card.why_eager == "not compiled, there is no C compiler (install gcc); training goes on more slowly"
+    assert CardAtWork(CPU, load, INNER, Wishes(compiles="off")).why_eager == ""
+
+
+@pytest.mark.parametrize(("compiles", "said"), [("auto", ""), ("on", "torch compiles nothing for CPU")])
+def test_an_owner_who_asks_for_a_compiler_on_a_processor_is_told(compiles: Switch, said: str) -> None:
+    line = CardAtWork(CPU, whole_load(MODEL), INNER, Wishes(compiles=compiles)).why_eager
+    assert said in line
+    assert bool(line) == bool(said)
 
 
 def test_a_small_model_on_a_processor_is_trained_plainly(tmp_path: Path) -> None:

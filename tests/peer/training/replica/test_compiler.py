@@ -14,7 +14,7 @@ import torch
 
 from peer.training.plan.card_plan import CardPlan
 from peer.training.replica import compiler as compiler_module
-from peer.training.replica.compiler import Compiler, run_trial, why_no_compiler
+from peer.training.replica.compiler import Compiler, run_trial
 from tests.peer.training.replica.oracle_world import MODEL
 
 CPU = torch.device("cpu")
@@ -43,16 +43,14 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
     return found
 
 
-def test_what_a_compiler_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module.shutil, "which", lambda name: None)
-    monkeypatch.setattr(compiler_module.importlib.util, "find_spec", lambda name: None)
-    assert "C compiler" in why_no_compiler("cpu", {})
-    assert "triton" in why_no_compiler("cuda", {})
-    assert "Apple" in why_no_compiler("mps", {})
-    monkeypatch.setattr(compiler_module.shutil, "which", lambda name: name if name == "mine" else None)
-    assert why_no_compiler("cpu", {"CC": "mine -O1"}) == ""
+def test_a_torch_without_the_function_runs_eagerly_and_says_so(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(compiler_module.torch, "compile")
-    assert "has no torch.compile" in why_no_compiler("cpu", {})
+    plan, note = Compiler(tmp_path).prepared(CardPlan(is_compiled=True), MODEL, CPU)
+    assert not plan.is_compiled
+    assert "has no torch.compile" in note
+    assert trials.number == 0
 
 
 def test_a_plan_that_does_not_compile_tries_nothing(trials: Trials, tmp_path: Path) -> None:
