@@ -6,15 +6,14 @@ A running daemon keeps the address of its web server in its state folder, where 
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from averaging.system.kept_file import kept_file
 from protocol.errors import ConfigError, StorageError, UnreachableError
 
 _WITHIN_S: Final = 5.0
@@ -64,25 +63,13 @@ def local_address(url: str) -> str:
     return f"http://{netloc}:{parts.port}"
 
 
-@contextmanager
-def kept_status_address(folder: Path, url: str) -> Iterator[None]:
+def kept_status_address(folder: Path, url: str) -> AbstractContextManager[None]:
     """Keep the address in `folder` while the server listens. A killed process leaves it behind, and nobody answers there.
 
     Raises:
         StorageError: it cannot be written.
     """
-    path = folder / STATUS_ADDRESS_FILE
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(local_address(url) + "\n", encoding="ascii")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable state folder") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
+    return kept_file(folder / STATUS_ADDRESS_FILE, local_address(url) + "\n")
 
 
 def read_status_address(folder: Path) -> str:

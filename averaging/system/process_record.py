@@ -6,15 +6,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from protocol.errors import StorageError, TemporaryError
+from averaging.system.kept_file import kept_file
+from protocol.errors import TemporaryError
 
 PROCESS_FILE: Final = "process.json"
 """In the state folder of a running daemon: its process id and the time of its start. A killed daemon leaves it behind."""
@@ -31,28 +31,14 @@ class RunningDaemon:
     pid: int
 
 
-@contextmanager
-def running_here(state_dir: Path) -> Iterator[None]:
+def running_here(state_dir: Path) -> AbstractContextManager[None]:
     """Record this process as the daemon of a state folder while the block runs. The caller holds the identity's lock.
 
     Raises:
         StorageError: the folder cannot be written.
     """
-    path = state_dir / PROCESS_FILE
-    temporary = path.with_suffix(".unfinished")
-    started_unix_s = psutil.Process().create_time()
-    try:
-        temporary.write_text(
-            json.dumps({"pid": os.getpid(), "started_unix_s": started_unix_s}) + "\n", encoding="ascii"
-        )
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable state folder") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
+    record = {"pid": os.getpid(), "started_unix_s": psutil.Process().create_time()}
+    return kept_file(state_dir / PROCESS_FILE, json.dumps(record) + "\n")
 
 
 def running_daemon(state_dir: Path) -> RunningDaemon | None:
