@@ -1,9 +1,10 @@
 """The peak of a card, and the share of it that training uses (model FLOPs utilisation). Pure.
 
-Peaks are dense, of one torch device, with sums in float32, without boost beyond the specification. Sources: NVIDIA's data sheets of
-each data-centre and RTX professional card; the Turing, Ampere, Ada and Blackwell whitepapers for GeForce cards, whose tensor cores
-run at half speed with sums in float32; AMD's data sheets of Instinct cards and its pages of Radeon cards. Of an MI250 torch sees two
-devices, so its peak is half of the data sheet's.
+Peaks are dense, of one torch device, with sums in float32, at the boost clock of the makers' specifications. H100, A100, A10, V100,
+T4 and Quadro RTX 5000 are as in Lightning's table of NVIDIA's data sheets (lightning/fabric/utilities/throughput.py). In float32 a
+card does two operations for each core and cycle. Its tensor cores do a fixed multiple of that: for GeForce cards, which sum in
+float32 at half speed, 4 on Turing and 2 from Ampere on; for RTX professional cards 8 on Turing and 4 from Ampere on. Of an MI250
+torch sees two devices, so its peak is half of the card's.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 
 from peer.training.plan.card_plan import Precision
 from peer.training.plan.cards_core import Card
-from peer.training.plan.speed_core import peak_flops, utilisation
+from peer.training.plan.speed_core import _PEAKS, peak_flops, utilisation
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,21 @@ def test_the_utilisation_is_a_share_of_the_peak_and_unknown_without_one() -> Non
     assert utilisation(271_000, 6 * 136_000_000, 989e12) == pytest.approx(0.2236, abs=1e-4)
     assert utilisation(271_000, 6 * 136_000_000, None) is None
     assert utilisation(0.0, 6 * 136_000_000, 989e12) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "multiple"),
+    [
+        (("RTX 20",), 4),
+        (("RTX 30", "RTX 40", "RTX 50"), 2),
+        (("RTX A", "RTX 6000 ADA", "RTX 5000 ADA", "RTX 4000 ADA"), 4),
+        (("QUADRO", "TITAN RTX"), 8),
+    ],
+    ids=["GeForce Turing", "GeForce from Ampere on", "professional from Ampere on", "professional Turing"],
+)
+def test_tensor_cores_do_a_fixed_multiple_of_float32_in_each_family(names: tuple[str, ...], multiple: int) -> None:
+    others = {name for name in _PEAKS if name.endswith(" ADA")}
+    family = [name for name in _PEAKS if name.startswith(names) and (name not in others or name in names)]
+    assert len(family) >= 3
+    for name in family:
+        assert (_PEAKS[name].fp16 or 0.0) / _PEAKS[name].fp32 == pytest.approx(multiple, rel=0.01), name
