@@ -427,6 +427,6 @@ class ChainLog:
 
     def _know(self, link: ChainLink) -> None:
         self._links.add(link)
-        if link.record is not None and link.record.attested is not None:
-            attested = link.record.attested
+        attested = link.record.agreed if link.record is not None else None
+        if attested is not None:
             self._roots.setdefault(attested.commit, {})[link.commit] = attested.state_root

@@ -104,5 +104,5 @@ async def _read_unit(folder: Path, schema: TensorSchema, grid: ChunkGrid) -> tup
 
 async def _attested(log: UnitLog) -> Mapping[CommitId, Root]:
     logged = await log.load()
-    records = (decode_record(decode_certificate(raw).record) for _, raw in logged.certificates)
-    return {record.attested.commit: record.attested.state_root for record in records if record.attested is not None}
+    agreed = (decode_record(decode_certificate(raw).record).agreed for _, raw in logged.certificates)
+    return {entry.commit: entry.state_root for entry in agreed if entry is not None}

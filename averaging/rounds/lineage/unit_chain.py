@@ -314,7 +314,7 @@ class UnitChain:
         self.became_unsound.set()
 
     def _differs(self, link: ChainLink) -> bool:
-        attested = link.record.attested if link.record is not None else None
+        attested = link.record.agreed if link.record is not None else None
         return attested is not None and self._roots.get(attested.commit, attested.state_root) != attested.state_root
 
     # --- a state that differs from what the run attests -----------------------------------------------------------------------

@@ -236,6 +236,17 @@ class CommitRecord:
             omitted = {entry.peer for entry in part.omitted}
             require_once(entry.lanes for entry in with_lanes if entry.peer not in omitted)
 
+    @property
+    def agreed(self) -> Attestation | None:
+        """The attested state, where more than half of the contributors computed it, else None. Of two or three that differ one alone
+        could have others make their states again for ever. Older records do not tell who attests what.
+        """
+        if self.attested is None or not self.rules or self.attested not in self.attestations:
+            return self.attested
+        place = self.attestations.index(self.attested) + 1
+        named = sum(entry.attests == place for entry in self.contributors)
+        return self.attested if 2 * named > len(self.contributors) else None
+
     def contributor(self, peer: PeerId) -> Contributor | None:
         """The entry of `peer`, or None when nothing of it was counted."""
         return next((c for c in self.contributors if c.peer == peer), None)

@@ -10,6 +10,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.lane_parts import LanePart
 from protocol.rounds.messages.record import (
+    Attestation,
     Ballot,
     CommitRecord,
     Contributor,
@@ -83,3 +84,18 @@ def test_a_cited_spine_commit_is_a_hash_or_none() -> None:
     require_spine(CommitId(b""))
     with pytest.raises(RemoteProtocolError, match="spine of 4 bytes"):
         require_spine(CommitId(b"four"))
+
+
+@pytest.mark.parametrize(
+    ("attests", "is_agreed"), [((1, 1), True), ((1, 2), False), ((1, 1, 2), True), ((1, 2, 3), False)]
+)
+def test_a_state_counts_only_where_more_than_half_of_the_contributors_computed_it(
+    attests: tuple[int, ...], *, is_agreed: bool
+) -> None:
+    """Of two that differ, or of three, one alone could have all others make their states again."""
+    pairs = tuple(Attestation(RECORD.parent, Root(bytes([number]) * 32)) for number in range(max(attests)))
+    entries = tuple(Contributor(PeerId(f"p{n}"), 1, ROOT, 10, 10, attests=place) for n, place in enumerate(attests))
+    record = replace(RECORD, rules=1, contributors=entries, attested=pairs[0], attestations=pairs)
+    assert record.agreed == (pairs[0] if is_agreed else None)
+    older = replace(record, rules=0, attestations=(), contributors=tuple(replace(each, attests=0) for each in entries))
+    assert older.agreed == pairs[0], "an older record does not tell who attests what"
