@@ -15,7 +15,8 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds.expulsion import convict
-from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain import is_evidence, link_after
+from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, weight_cap
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
@@ -31,7 +32,7 @@ from protocol.rounds.messages.messages import (
     Settle,
     SliceSpec,
 )
-from protocol.rounds.messages.record import NO_SPINE, Included
+from protocol.rounds.messages.record import NO_SPINE
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, GiveTime, Send
 from protocol.rounds.participants import (
@@ -168,16 +169,6 @@ def results_changed(state: RoundState, now_s: float) -> RoundStep:
     return _settle(state, led, proposal, results, now_s)
 
 
-def two_claims(results: Sequence[ResultHeader]) -> PeerId | None:
-    """A member of which two reducers have different claims, both signed: no record can be made of their results."""
-    known: dict[PeerId, Included] = {}
-    for entry in (entry for header in results for entry in header.included):
-        plain = dataclasses.replace(entry, seal=b"", credential=b"")
-        if known.setdefault(entry.peer, plain) != plain:
-            return entry.peer
-    return None
-
-
 def _settle(
     state: RoundState, led: Leading, proposal: Proposal, results: Sequence[ResultHeader], now_s: float
 ) -> RoundStep:
@@ -225,12 +216,12 @@ def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s
 
 def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> RoundStep:
     """A reducer reports that no live member has anything to offer. Waiting would not change that, so the attempt ends. If we offer
-    something ourselves, the reducer cannot get our contribution, and its slice goes to another.
+    something ourselves, or will, the reducer cannot get our contribution, and its slice goes to another.
     """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
         return RoundStep(state, remark="a slice without contributions; the leader of its attempt decides")
-    if state.open.contribution is None:
+    if state.open.contribution is None and not state.open.is_preparing:
         return failed(state, now_s, f"no live member of attempt {led.ballot.attempt} has anything to offer")
     lost = [part for part in proposal.slices if part.first_chunk == header.first_chunk]
     return _mend(state, led, proposal, lost, now_s)
@@ -375,9 +366,14 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> RoundStep
     late_s = now_s - _results_until_s(state, led, proposal)
     # an announced result may take as long again: its reducer sends it to all members, on the line that the deadline was made for
     late = missing if late_s >= reduce_within_s(state) else unsummed if late_s >= 0.0 else []
-    lost = [part for part in missing if part in late or is_suspected(state, part.reducer, now_s)]
+    away = {part.reducer for part in missing if is_suspected(state, part.reducer, now_s)}
+    lost = [part for part in missing if part in late or part.reducer in away | led.refusers]
     if not lost:
         return RoundStep(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
+    if 2 * len(missing) <= len(
+        proposal.slices
+    ):  # others were in time: these may let each round wait for its whole deadline
+        state = without_slices(state, {part.reducer for part in late} - away)
     return give_away(state, led, proposal, lost, now_s)
 
 
@@ -438,13 +434,16 @@ def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundSte
         convicted = convict(state, ((led.acks[sender], raw),))
         if convicted.actions:
             return convicted
-    if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
-        settled = led is not None and led.settle is not None
-        expected = (
-            f"attempt {led.ballot.attempt}, one record"
-            if led is not None and settled
-            else "none: nothing of ours is settled"
-        )
+    is_ours = led is not None and message.ballot == led.ballot and message.commit == led.commit
+    if (
+        led is None
+        or led.settle is None
+        or not is_ours
+        or not is_evidence(message, link_after(state.link, led.settle.record))
+    ):
+        expected = "none: nothing of ours is settled"
+        if led is not None and led.settle is not None:
+            expected = f"attempt {led.ballot.attempt}, one record"
         found = f"{short(sender)} acked attempt {message.ballot.attempt} of {short(message.ballot.peer)}"
         return RoundStep(state, remark=f"{found}, commit {short(message.commit)}; expected {expected}")
     led = replace(led, acks=MappingProxyType({**led.acks, sender: raw}))

@@ -69,8 +69,10 @@ def may_be_decided(state: RoundState, record: bytes, acked: Acked, promised: Col
 
 
 def highest_first(acked: Acked) -> Acked:
-    """Acked records by their ballots, the highest first."""
-    return sorted(acked, key=lambda item: item[1].ballot, reverse=True)
+    """Acked records by their ballots, the highest first. A leader may have settled two in one ballot: then the order of their bytes
+    decides, so that all who see the same promises finish the same one.
+    """
+    return sorted(acked, key=lambda item: (item[1].ballot, item[1].record), reverse=True)
 
 
 def promise_problem(state: RoundState, settle: Settle) -> str:

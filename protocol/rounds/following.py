@@ -39,6 +39,9 @@ NUM_SUCCESSORS: Final = 2
 all.
 """
 
+MOST_LONE_SIBLINGS: Final = 4
+"""Lone commits of the same voters on one base. Honest ones sign one, and another after a crash that hid the first from them."""
+
 LEADERS_WORD_S: Final = 2.0
 """Seconds that the leader's certificate may take after another peer reports the commit: as long as a call."""
 
@@ -154,11 +157,22 @@ def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState
     parent = state.tree.nodes.get(base)
     if parent is None:
         return None
-    if commit_id(base, certificate.record) in state.tree.nodes:
+    if commit_id(base, certificate.record) in state.tree.nodes or _is_one_too_many(state, certificate.record):
         return state
     known = state.config
     link = verify_certificate(certificate, parent.link, verifier=known.verifier, run_id=known.run_id)
     return replace(state, tree=state.tree.add(link, certificate))
+
+
+def _is_one_too_many(state: RoundState, raw: bytes) -> bool:
+    """Whether these voters signed enough lone commits on this base already: one alone can sign as many as it likes, and each costs
+    memory and time for good.
+    """
+    record = decode_record(raw)
+    if not record.lone:
+        return False
+    same = (node.link for node in state.tree.nodes.values() if node.link.parent == record.parent and node.link.is_lone)
+    return sum(link.roster == record.roster for link in same) >= MOST_LONE_SIBLINGS
 
 
 def consider(state: RoundState, source: PeerId | None, now_s: float) -> RoundStep:

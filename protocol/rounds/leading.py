@@ -237,7 +237,6 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
         "asking",
         now_s + config.promise_within_s,
         lone_voters=lone_voters,
-        pre_votes=frozenset([config.me.peer]) if state.may_vote or lone_voters else frozenset(),
     )
     leader = _running_leader(state, led, now_s)
     asked = (*_voters(state, led), leader) if leader is not None else _voters(state, led)
@@ -292,8 +291,8 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, raw: bytes, no
     if message.objection:
         return _after_pre_votes(RoundStep(state, (), f"{short(sender)} objects: {message.objection}"), now_s)
     envelopes = MappingProxyType({**led.pre_vote_envelopes, sender: raw})
-    led = replace(led, pre_votes=led.pre_votes | {sender}, pre_vote_envelopes=envelopes)
-    remark = f"{short(sender)} wants attempt {led.ballot.attempt}, too: {len(led.pre_votes)} do; expected a quorum"
+    led = replace(led, pre_vote_envelopes=envelopes)
+    remark = f"{short(sender)} wants attempt {led.ballot.attempt}, too: {len(envelopes)} others do; expected a quorum"
     return _after_pre_votes(RoundStep(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
 
 
@@ -315,7 +314,10 @@ def _unasked(what: str, ballot: Ballot, led: Leading | None) -> str:
 
 def _after_pre_votes(step: RoundStep, now_s: float) -> RoundStep:
     state, led = step.state, step.state.open.leading
-    if led is None or not has_all_votes(state, led, led.pre_votes):
+    if led is None:
+        return step
+    own = {state.config.me.peer} if state.may_vote or led.lone_voters else set()
+    if not has_all_votes(state, led, frozenset({*led.pre_vote_envelopes, *own})):
         return step
     if now_s < led.deadline_s and _running_leader(state, led, now_s) is not None:
         return step
@@ -451,7 +453,9 @@ def _tick_leading(state: RoundState, led: Leading, now_s: float) -> RoundStep:
 
 
 def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -> RoundStep:
-    """A voter promised a higher ballot: stand back, and start above it if it comes to nothing."""
+    """A voter promised a higher ballot. Stand back when those that did leave us no quorum, and start above them if they come to
+    nothing. One alone may say so at every attempt: the others can commit without it, and its slices go to them.
+    """
     opened, led = state.open, state.open.leading
     if message.promised == Ballot(LAST_ATTEMPT, sender):
         # It has no vote here, and never will: the others may be too few for a quorum, and then go on alone in their time.
@@ -461,4 +465,8 @@ def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -
     if led is None or message.promised <= led.ballot:
         return RoundStep(state, remark=_unasked(f"a refusal of {short(sender)}", message.promised, led))
     reason = f"attempt {message.promised.attempt} of {short(message.promised.peer)} came first"
-    return attempt.failed(state, now_s, reason)
+    led = replace(led, refusers=led.refusers | {sender})
+    if not has_all_votes(state, led, frozenset(_voters(state, led)) - led.refusers):
+        return attempt.failed(state, now_s, reason)
+    state = replace(state, open=replace(state.open, leading=led))
+    return RoundStep(state, remark=f"{short(sender)} says that {reason}; the others are a quorum without it")

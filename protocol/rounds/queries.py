@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.failure_probes import FULL_MESH, do_ping, says_silent, whom_we_ping
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
 from protocol.rounds.messages.messages import Heartbeat, UnitHead
-from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
 
@@ -279,6 +279,16 @@ def stands_with_us(state: RoundState, view: PeerView) -> bool:
     if state.spine is None or view.spine_head is None:
         return True
     return state.spine.standing(view.spine_head) is not Standing.OTHER
+
+
+def citation_problem(state: RoundState, record: CommitRecord | None) -> str:
+    """Why a new record of another unit than the spine may not be acked; empty if it cites the spine that we follow. Else a leader
+    could cite what nobody knows, and any commit that cites the followed spine, one that it signed alone too, would come before the
+    record and all that follows it (R23).
+    """
+    if state.spine is None or record is None or state.spine.standing(record.spine) is Standing.FOLLOWED:
+        return ""
+    return f"it cites {short(record.spine)}; expected a commit of the spine that we follow"
 
 
 def ready_tokens(state: RoundState, now_s: float) -> int:

@@ -137,9 +137,10 @@ class Leading:
         lone_voters: without a quorum, all of these must agree, promise and ack (R18); empty otherwise.
         is_promised: our own promise for the ballot is on disk. Nobody hears of the ballot before that, so a crash cannot make us
             lead two attempts under one name.
-        pre_vote_envelopes, promise_envelopes: the same from others as they signed them: our proof to those who did not hear them.
+        pre_vote_envelopes, promise_envelopes: votes of others as they signed them: our proof to those who did not hear them.
         settled_s: when the record was settled, 0 before.
         has_leaders_word: the leader of the running attempt has answered whether this one is wanted.
+        refusers: peers that say that they promised a higher ballot.
     """
 
     ballot: Ballot
@@ -147,7 +148,6 @@ class Leading:
     deadline_s: float
     lone_voters: tuple[PeerId, ...] = ()
     is_promised: bool = False
-    pre_votes: frozenset[PeerId] = frozenset()
     pre_vote_envelopes: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
     promises: Mapping[PeerId, Promise] = field(default_factory=lambda: MappingProxyType({}))
     promise_envelopes: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
@@ -156,6 +156,7 @@ class Leading:
     settled_s: float = 0.0
     commit: CommitId | None = None
     has_leaders_word: bool = False
+    refusers: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

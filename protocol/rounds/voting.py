@@ -40,6 +40,7 @@ from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPro
 from protocol.rounds.participants import takes_part, with_voters
 from protocol.rounds.queries import (
     base_opener,
+    citation_problem,
     idle_patience_s,
     is_alive,
     is_gone,
@@ -170,7 +171,7 @@ def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: floa
     problem = _why_not_right(state, settle, link, leaves)
     if problem or (link.record is not None and link.record.ballot != settle.ballot):
         return problem  # a record that was acked before has to be finished as it is, whoever came back since
-    return _why_not_fair(state, link, leaves, now_s)
+    return citation_problem(state, link.record) or _why_not_fair(state, link, leaves, now_s)
 
 
 def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: Mapping[PeerId, Leave]) -> str:

@@ -73,7 +73,8 @@ def admission_of(peer: PeerId, run_id: RunId) -> bytes:
 class Chain:
     """Grows a lineage; `clone` begins a fork. Its commits are signed where the start record asks for that, else as in older runs.
 
-    `ack_version`: 0 for acks as in older runs, which convict nobody who acks both sides of a fork.
+    `hides_acks`: at a fork, acks of one side hide those of the other, and so convict their voters; else they name them, in a higher
+    ballot, as honest ones do.
     """
 
     run_id: RunId = RUN_ID
@@ -82,7 +83,8 @@ class Chain:
     commits: list[tuple[CommitId, int, int]] = field(default_factory=list)
     certificates: list[bytes] = field(default_factory=list)
     given_start: bytes = b""
-    ack_version: int = 0
+    hides_acks: bool = False
+    acked: dict[CommitId, tuple[Ballot, CommitId]] = field(default_factory=dict)
 
     @property
     def start_payload(self) -> bytes:
@@ -111,6 +113,15 @@ class Chain:
         first, *_ = evaluator_order(self.run_id, UNIT, index, (p.peer_id for p in self.members))
         return next(p for p in self.members if p.peer_id == first)
 
+    def _ack(self, parent: CommitId, ballot: Ballot, commit: CommitId, *, lone: bool) -> Ack:
+        before = self.acked.get(parent) if not self.hides_acks else None
+        if before is None:
+            self.acked[parent] = (ballot, commit)
+            return Ack(UNIT, parent, ballot, commit, lone=lone, version=1)
+        ballot = Ballot(before[0].attempt + 1, ballot.peer)
+        self.acked[parent] = (ballot, commit)
+        return Ack(UNIT, parent, ballot, commit, lone, *before, version=1)
+
     def clone(self) -> Chain:
         return replace(self, commits=list(self.commits), certificates=list(self.certificates))
 
@@ -128,7 +139,7 @@ class Chain:
         record = makes(tokens, attested, omitted, lone=lone)
         raw = encode_record(record)
         commit = commit_id(parent, raw)
-        ack = encode_message(Ack(UNIT, parent, record.ballot, commit, lone=lone, version=self.ack_version))
+        ack = encode_message(self._ack(parent, record.ballot, commit, lone=lone))
         acks = tuple(seal(p, ROUND_DOMAIN, self.run_id, index, NEVER_MS, ack) for p in self.members[:voters])
         self.certificates.append(encode_certificate(Certificate(raw, acks)))
         self.commits.append((commit, index + 1, record.total_tokens))

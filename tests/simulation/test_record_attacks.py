@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.identity.envelope import open_envelope
-from protocol.ids import Root, short
+from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds import attempt, voting
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.quorum import first_opener
@@ -27,6 +27,7 @@ from protocol.rounds.messages.messages import (
     Proposal,
     ResultHeader,
     ResultReady,
+    RoundMessage,
     Settle,
 )
 from protocol.rounds.messages.record import Attestation, Ballot, CommitRecord, Omission, OmissionCode
@@ -40,7 +41,7 @@ from protocol.rounds.messages.wire import (
 )
 from protocol.rounds.orders import ReportDoubleVote
 from protocol.rounds.state import RoundState
-from tests.protocol.rounds.made_commits import lineage_on
+from tests.protocol.rounds.made_commits import lineage_on, made_spine
 from tests.protocol.rounds.round_table import RUN_ID, TARGET_TOKENS, UNIT, Answer, Parcel, Seat, Table
 from tests.simulation.signing import HashSigner, HashVerifier
 
@@ -429,3 +430,26 @@ def test_a_settled_record_of_a_take_over_needs_the_promises_of_a_quorum() -> Non
         victim.hear(liar, stolen)
         assert len(victim.sent(Ack)) == before
     table.run_until(lambda: table.all_at(index + 2), 120.0)
+
+
+def test_a_record_that_cites_a_spine_commit_that_nobody_knows_is_acked_by_nobody_and_its_unit_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whatever its leader signs alone, and with the followed spine, would come before that record and all that follows it."""
+    spine = made_spine()
+    table = Table(5, longest_interval_s=5.0, spine=spine.at(spine.left))
+    table.run_until(lambda: table.all_at(1), 60.0)
+    liar, send, unknown = table.live()[0], table._send, CommitId(b"\7" * 32)
+    honest = table.others(liar)
+
+    def citing(seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if seat is liar and isinstance(message, Proposal):
+            message = replace(message, spine=unknown)
+        send(seat, to, message)
+
+    monkeypatch.setattr(table, "_send", citing)
+    table.run_until(lambda: all(seat.head.index >= 12 for seat in honest), 120.0)
+    assert liar.sent(Proposal)
+    cited = [link.record.spine for link, _ in honest[0].disk.chain if link.record is not None]
+    assert set(cited) == {spine.left.commit}
+    assert any("expected a commit of the spine that we follow" in reason for seat in honest for reason in seat.reasons)

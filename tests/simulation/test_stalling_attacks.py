@@ -12,9 +12,10 @@ from typing import Final
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root
 from protocol.pb import round_pb2
 from protocol.rounds.bad_results import may_have_been_acked
+from protocol.rounds.lineage.chain import open_ack
 from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import (
     Ack,
@@ -25,17 +26,31 @@ from protocol.rounds.messages.messages import (
     PreVoteRequest,
     PromiseRequest,
     Proposal,
+    Refusal,
+    ResultHeader,
     ResultReady,
     RoundMessage,
     Settle,
     SliceSpec,
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
-from protocol.rounds.messages.wire import decode_record, encode_message, encode_record
+from protocol.rounds.messages.wire import decode_record, encode_body, encode_message, encode_record
 from protocol.rounds.participants import LEAST_FOLLOWER_S
 from protocol.rounds.schedule.proposal import Voters, make_record
 from tests.protocol.rounds.made_commits import proposal_on, results_of, signed_record
-from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, TARGET_TOKENS, UNIT, Parcel, Seat, Table, heartbeat_of
+from tests.protocol.rounds.round_table import (
+    NUM_CHUNKS,
+    OUTER,
+    RUN_ID,
+    TARGET_TOKENS,
+    UNIT,
+    Answer,
+    Parcel,
+    Seat,
+    Table,
+    heartbeat_of,
+)
+from tests.simulation.signing import HashVerifier
 
 PLENTY: Final = 3
 """Rounds that show that the run goes on."""
@@ -213,3 +228,120 @@ def test_a_voter_that_says_it_is_behind_on_a_very_slow_line_makes_one_round_wait
         table.tick()
     most_s = 60.0 + LEAST_FOLLOWER_S + 1.0
     assert max(seat.head.index for seat in honest) - begun >= (120.0 - most_s) // (LEAST_FOLLOWER_S + 1.0)
+
+
+def _rounds_in(table: Table, honest: list[Seat], seconds: float) -> int:
+    begun = max(seat.head.index for seat in honest)
+    table.run_for(seconds)
+    return max(seat.head.index for seat in honest) - begun
+
+
+def test_a_voter_that_refuses_every_ballot_stops_nobody_for_the_others_are_a_quorum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says that it promised a higher ballot, of its own, to everybody that leads."""
+    table = _table()
+    liar = table.live()[0]
+    honest, deliver = table.others(liar), table.deliver
+
+    def refusing(item: Parcel | Answer) -> None:
+        if isinstance(item, Parcel) and item.to == liar.peer != item.sender:
+            message = item.message
+            if isinstance(message, Proposal | Settle | PromiseRequest):
+                higher = Ballot(message.ballot.attempt + 1, liar.peer)
+                table.seats[item.sender].hear(liar, Refusal(UNIT, message.base, higher))
+            if isinstance(message, Proposal):
+                return
+        deliver(item)
+
+    monkeypatch.setattr(table, "deliver", refusing)
+    assert _rounds_in(table, honest, 20.0) >= 20
+
+
+def test_a_reducer_that_claims_that_nobody_offers_anything_ends_no_attempt_before_its_leader_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its word comes before the leader's own contribution is ready."""
+    table = _table()
+    liar = table.live()[0]
+    reduce = table._reduce
+
+    def empty(seat: Seat, proposal: Proposal) -> None:
+        if seat is not liar:
+            return reduce(seat, proposal)
+        for part in (part for part in proposal.slices if part.reducer == liar.peer):
+            ballot, reach, nothing = proposal.ballot, (part.first_chunk, part.stop_chunk), Root(bytes(32))
+            header = ResultHeader(UNIT, proposal.base, ballot, *reach, liar.peer, (), (), 0, nothing)
+            ready = ResultReady(UNIT, proposal.base, ballot, liar.sealed(encode_body(header)))
+            table._send(liar, (ballot.peer,), ready)
+        return None
+
+    monkeypatch.setattr(table, "_reduce", empty)
+    assert _rounds_in(table, table.others(liar), 20.0) >= 35
+
+
+def test_a_reducer_that_never_answers_with_a_result_costs_each_leader_one_deadline_and_not_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = _table()
+    liar = table.live()[0]
+    reduce, send = table._reduce, table._send
+    monkeypatch.setattr(table, "_reduce", lambda seat, proposal: None if seat is liar else reduce(seat, proposal))
+
+    def never_leads(seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if seat is not liar or not isinstance(message, Proposal | PreVoteRequest):
+            send(seat, to, message)
+
+    monkeypatch.setattr(table, "_send", never_leads)
+    honest = table.others(liar)
+    table.run_until(lambda: all(liar.peer in seat.state.barred.no_slices_until for seat in honest), 200.0)
+    assert _rounds_in(table, honest, 30.0) >= 10
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_two_records_of_one_ballot_are_finished_by_the_next_leader_and_nobody_refuses_it(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half acked one of them and half the other. All who see the promises must choose the same one."""
+    table = _table()
+    table.run_until(lambda: table.all_at(1 + place), 60.0)
+    liar, send, sent = table.opener(), table._send, list[bytes]()
+    honest = table.others(liar)
+    half = {seat.peer for seat in honest[::2]}
+
+    def two(seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if seat is not liar:
+            send(seat, to, message)
+        elif isinstance(message, Settle) and not sent:
+            other = encode_record(replace(decode_record(message.record), level=1))
+            sent.extend((message.record, other))
+            send(seat, tuple(peer for peer in to if peer in half), message)
+            send(seat, tuple(peer for peer in to if peer not in half | {liar.peer}), replace(message, record=other))
+        elif not sent:
+            send(seat, to, message)
+
+    monkeypatch.setattr(table, "_send", two)
+    table.run_until(lambda: bool(sent), 60.0)
+    table.kill(liar)
+    _goes_on(table, honest)
+    assert not [reason for seat in honest for reason in seat.reasons if "settles another record" in reason]
+
+
+def test_an_ack_that_could_never_convict_its_voter_is_counted_by_no_leader() -> None:
+    """Else its certificate would be refused by all others, and the round be lost."""
+    table = _table()
+    liar = table.live()[0]
+    honest, send = table.others(liar), table._send
+
+    def hiding(seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if seat is liar and isinstance(message, Ack):
+            message = replace(message, lone=True) if table.now_s % 1.0 else replace(message, version=0)
+        send(seat, to, message)
+
+    table._send = hiding  # type: ignore[method-assign]
+    assert _rounds_in(table, honest, 10.0) >= 15
+    for link, certificate in honest[0].disk.chain[-8:]:
+        assert link.record is not None
+        if link.record.ballot.peer != liar.peer:
+            voters = [open_ack(raw, verifier=HashVerifier(), run_id=RUN_ID)[0] for raw in certificate.acks]
+            assert liar.peer not in voters

@@ -66,6 +66,15 @@ def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, 
     return open_message(raw, Ack, verifier=verifier, run_id=run_id)
 
 
+def is_evidence(ack: Ack, link: ChainLink) -> bool:
+    """Whether this ack of a commit would prove a second vote of its voter (double_votes.py). Others do not count: a voter could make
+    two certificates on one base with them, and nothing would show it. Acks of older releases count on records as old.
+    """
+    if link.record is None or not link.record.rules:
+        return True
+    return ack.version > 0 and (link.is_lone or not ack.lone)
+
+
 def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, Leave]:
     """Read a signed goodbye: who left, and its vote.
 
@@ -105,6 +114,8 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
         voter, ack = open_ack(raw, verifier=verifier, run_id=run_id)
         if ack.commit != link.commit or ack.base != parent.commit:
             raise RemoteProtocolError("an ack of another commit in a certificate", "acks of its own record")
+        if not is_evidence(ack, link):
+            raise RemoteProtocolError(f"an ack of {short(voter)} that could never convict it", "one of this release")
         ballots.add(ack.ballot)
         voters.add(voter)
     if len(ballots) != 1:

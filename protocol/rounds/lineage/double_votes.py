@@ -9,14 +9,16 @@ Rules: R16, R18 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain import open_ack
 from protocol.rounds.lineage.record_rules import SignatureCheck
-from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.messages import Certificate, ResultHeader
+from protocol.rounds.messages.record import Included
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,13 @@ def _by_voter(acks: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, byte
         except (RemoteProtocolError, VersionError):
             continue
     return found
+
+
+def two_claims(results: Sequence[ResultHeader]) -> PeerId | None:
+    """A member of which two reducers have different claims, both signed: no record can be made of their results."""
+    known: dict[PeerId, Included] = {}
+    for entry in (entry for header in results for entry in header.included):
+        plain = dataclasses.replace(entry, seal=b"", credential=b"")
+        if known.setdefault(entry.peer, plain) != plain:
+            return entry.peer
+    return None

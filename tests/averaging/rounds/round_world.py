@@ -330,7 +330,7 @@ class RoundWorld:
         voting = Voters(frozenset(self.parties[n].peer for n in numbers), frozenset())
         record = encode_record(make_record(parent, proposal, ballot, headers, voting, OUTER, self.target_tokens))
         commit = link_after(parent, record).commit
-        ack = encode_message(Ack(parent.unit, parent.commit, ballot, commit))
+        ack = encode_message(Ack(parent.unit, parent.commit, ballot, commit, version=1))
         acks = tuple(self.parties[n].sealed(ack) for n in voters or numbers)
         certificate = Certificate(record, acks)
         link = verify_certificate(certificate, parent, verifier=VERIFIER, run_id=RUN_ID)

@@ -109,7 +109,7 @@ async def test_voters_of_both_sides_of_a_fork_that_the_host_records_are_banned(
     tmp_path: Path, autojump_clock: object, *, is_restarted: bool
 ) -> None:
     with open_host(tmp_path) as host:
-        trunk = replace(await start(host), ack_version=1)
+        trunk = replace(await start(host), hides_acks=True)
         trunk.commit((10, 10, 10), voters=3)
         ours, theirs = trunk.clone(), trunk.clone()
         ours.commit((10, 10, 10), voters=2)
@@ -130,7 +130,7 @@ async def test_both_sides_of_a_fork_in_one_report_convict_as_well_and_a_lone_sid
     tmp_path: Path, autojump_clock: object
 ) -> None:
     with open_host(tmp_path) as host:
-        trunk = replace(await start(host), ack_version=1)
+        trunk = replace(await start(host), hides_acks=True)
         ours, lone, theirs = trunk.clone(), trunk.clone(), trunk.clone()
         ours.commit((10, 10, 10), voters=2)
         lone.members = PEERS[:1]

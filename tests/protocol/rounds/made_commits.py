@@ -155,7 +155,7 @@ def certified(parent: ChainLink, record: CommitRecord, voters: Sequence[Seat]) -
     """The record with the acks of these seats."""
     raw = encode_record(record)
     link = link_after(parent, raw)
-    ack = encode_message(Ack(parent.unit, parent.commit, record.ballot, link.commit))
+    ack = encode_message(Ack(parent.unit, parent.commit, record.ballot, link.commit, record.lone, version=1))
     return Made(link, Certificate(raw, tuple(seat.sealed(ack) for seat in voters)))
 
 

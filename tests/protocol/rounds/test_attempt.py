@@ -533,7 +533,7 @@ def test_acks_of_another_ballot_or_commit_do_not_count() -> None:
     table.run_until(lambda: bool(seat.ordered(LogAck)), 10.0)
     order = seat.ordered(LogAck)[0]
     assert isinstance(order, LogAck)
-    ack = Ack(seat.state.config.unit, order.base, order.ballot, order.commit)
+    ack = Ack(seat.state.config.unit, order.base, order.ballot, order.commit, version=1)
     assert opener.hear(seat, replace(ack, ballot=replace(order.ballot, attempt=1))) == ()
     assert opener.hear(seat, replace(ack, commit=order.base)) == ()
     (send,) = opener.hear(seat, ack)

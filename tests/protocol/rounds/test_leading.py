@@ -298,11 +298,14 @@ def test_promises_of_peers_outside_the_base_roster_make_no_quorum() -> None:
     assert seat.hear(third, Promise(UNIT, table.genesis.commit, ballot))
 
 
-def test_a_higher_ballot_elsewhere_makes_a_leader_stand_back_and_start_above_it() -> None:
+def test_a_higher_ballot_of_so_many_that_no_quorum_is_left_makes_a_leader_stand_back_and_start_above_it() -> None:
     table = Table(3)
     seat, third, _ = _promising(table)
     higher = Ballot(7, third.peer)
     seat.hear(third, Refusal(UNIT, table.genesis.commit, higher))
+    assert seat.state.open.leading is not None, "one of three says so, and the other two are a quorum"
+    (other,) = table.others(seat, third)
+    seat.hear(other, Refusal(UNIT, table.genesis.commit, higher))
     assert seat.state.open.leading is None
     assert "came first" in seat.reasons[-1]
     assert seat.state.open.quiet_until_s > table.now_s

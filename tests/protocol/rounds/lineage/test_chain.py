@@ -6,14 +6,14 @@ import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.lineage.chain import attested_roots, link_after, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, link_after, open_ack, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import Ack, Certificate, Leave
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_body, encode_message, encode_record
-from tests.protocol.rounds.made_commits import certified, commit_on, record_on
+from tests.protocol.rounds.made_commits import certified, commit_on, record_on, signed_record
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, state_root
 from tests.simulation.signing import HashVerifier
 
@@ -123,10 +123,22 @@ def test_acks_of_two_ballots_are_no_certificate() -> None:
     table = Table(3)
     made = commit_on(table.genesis, table.live())
     seat = table.live()[0]
-    ack = Ack(UNIT, table.genesis.commit, Ballot(5, seat.peer), made.link.commit)
+    ack = Ack(UNIT, table.genesis.commit, Ballot(5, seat.peer), made.link.commit, version=1)
     mixed = (*made.certificate.acks[:1], seat.sealed(encode_message(ack)))
     with pytest.raises(RemoteProtocolError, match="2 ballots"):
         _verify(replace(made.certificate, acks=mixed), table.genesis)
+
+
+@pytest.mark.parametrize("changes", [{"version": 0}, {"lone": True}])
+def test_an_ack_that_could_never_convict_its_voter_makes_no_certificate(changes: dict[str, object]) -> None:
+    table = Table(3)
+    made = certified(table.genesis, signed_record(table.genesis, table.live()), table.live())
+    assert _verify(made.certificate, table.genesis) == made.link
+    _, honest = open_ack(made.certificate.acks[0], verifier=HashVerifier(), run_id=RUN_ID)
+    ack = encode_message(replace(honest, **changes))  # type: ignore[arg-type]
+    acks = [seat.sealed(ack) for seat in table.live()]
+    with pytest.raises(RemoteProtocolError, match="never convict it"):
+        _verify(replace(made.certificate, acks=tuple(acks)), table.genesis)
 
 
 def _with_leave(table: Table, leave: Leave, leaver: Seat) -> Certificate:
