@@ -8,7 +8,7 @@ Rules: R6, R7, R11, R12, R13, R14, R15, R16, R17, R18 (protocol/rounds/RULES.md)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -36,10 +36,14 @@ from protocol.rounds.messages.record import NO_SPINE
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import Action, GiveTime, Send
 from protocol.rounds.participants import (
+    MAX_BACKOFF_EXPONENT,
     brought_before,
     expected_tokens,
     others_here,
+    proposed_within_s,
+    reduce_within_s,
     reducer_offers,
+    settle_within_s,
     voters_at_hand,
     with_voters,
     withholders,
@@ -56,21 +60,14 @@ from protocol.rounds.queries import (
 from protocol.rounds.schedule.outer_rule import outer_of_round
 from protocol.rounds.schedule.proposal import make_record, mend_slices, plan_slices
 from protocol.rounds.schedule.target import MeasuredRound
-from protocol.rounds.state import Leading, PeerView, RoundState, RoundStep
+from protocol.rounds.state import Leading, RoundState, RoundStep
 
-MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0
-DEADLINE_FACTOR: Final = 2.0
-"""A slice waits twice as long as the slowest of the last uploads took (R11)."""
-
 GROWS: Final = 1.1
 """Slices are given more time only when it grows by this factor: the forecast of an upload's end changes at each tick."""
 
 GONE_GRACE_S: Final = 0.5
 """A peer that holds all bytes of a settled record has acked after this time. A reducer suspected by then will not bring them."""
-
-LEAST_REDUCE_S: Final = 5.0
-"""A deadline below this would measure the load of a machine, not of its link."""
 
 NOT_LEADING: Final = "no attempt of ours is under way"
 
@@ -100,7 +97,7 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         slices=_slices(state, here, now_s),
         codec=config.codec,
         weight_cap_tokens=min(MAX_TOKENS, weight_cap(expected_tokens(state, members), state.link.target_tokens)),
-        reduce_within_s=_reduce_within_s(state, others),
+        reduce_within_s=proposed_within_s(state, others),
         lone=bool(led.lone_voters),
         spine=NO_SPINE if state.spine is None else state.spine.head,
         result_codec=config.result_codec,
@@ -125,21 +122,6 @@ def _slices(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -
         return plan_slices(state.config.num_chunks, offers, len(members))
     fit = {offer.peer for offer in offers}
     return mend_slices(before.slices, [part for part in before.slices if part.reducer not in fit], offers)
-
-
-def _reduce_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
-    """Learned from every member's last upload, unfinished ones included; doubled at each failed attempt up to the longest interval."""
-    config = state.config
-    first_guess_s = config.reduce_within_s
-    uploads_s = _uploads_s(state, others)
-    slowest_s = max(DEADLINE_FACTOR * upload_s if upload_s > 0 else first_guess_s for upload_s in uploads_s)
-    doubled_s = max(LEAST_REDUCE_S, slowest_s) * 2.0 ** min(state.open.num_failed, MAX_BACKOFF_EXPONENT)
-    return min(doubled_s, max(first_guess_s, config.longest_interval_s))
-
-
-def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
-    """How long each last upload took, or the running one will take, in seconds; 0 where nothing is known."""
-    return [state.exchange_s, *(view.exchange_s for view in others)]
 
 
 # --- results, mending, settling -----------------------------------------------------------------------------------------------
@@ -239,36 +221,6 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
     return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
 
 
-def settle_within_s(state: RoundState) -> float:
-    """How long a settled record waits for its acks. A peer that acks has fetched all results, as many bytes as contributions (R11).
-    A line that became thin since the proposal shows in the running uploads, which the proposal's deadline did not know.
-    """
-    config, proposal = state.config, state.open.proposal
-    if proposal is None:
-        return config.settle_within_s
-    members = (view for view in state.peers.values() if proposal.member(view.peer) is not None)
-    return max(config.settle_within_s, proposal.reduce_within_s, _learned_s(state, members))
-
-
-def _learned_s(state: RoundState, members: Iterable[PeerView]) -> float:
-    """How long a slice may wait, by these members' last and running uploads; at most the longest interval (R11)."""
-    return min(DEADLINE_FACTOR * max(_uploads_s(state, members)), state.config.longest_interval_s)
-
-
-def reduce_within_s(state: RoundState) -> float:
-    """How long slices of the running attempt wait for contributions: as proposed, or longer if a member has reported a longer
-    upload since. Else a line that became thin would cost the round everything that is on its way over it.
-    """
-    proposal = state.open.proposal
-    if proposal is None:
-        return 0.0
-    since_s = state.open.proposal_at_s
-    reporters = (
-        view for view in state.peers.values() if view.reported_at_s > since_s and proposal.member(view.peer) is not None
-    )
-    return max(proposal.reduce_within_s, _learned_s(state, reporters))
-
-
 def give_time(state: RoundState) -> RoundStep:
     """Extend the deadline of our own slices when they may wait longer. Reducers that do not hold the unit get no heartbeats of it:
     the leader sends them its proposal again with the longer time.
@@ -332,13 +284,6 @@ def _results_until_s(state: RoundState, led: Leading, proposal: Proposal) -> flo
 def _acks_until_s(state: RoundState, led: Leading) -> float:
     """A line that turns out to be thin after the record was settled gets more time, too."""
     return max(led.deadline_s, led.settled_s + settle_within_s(state))
-
-
-def most_left_s(state: RoundState, proposal: Proposal) -> float:
-    """The longest time that an honest leader gives an attempt from any moment on, unless it mends it after that (R11)."""
-    config = state.config
-    longest_s = max(config.settle_within_s, proposal.reduce_within_s, config.longest_interval_s)
-    return proposal.reduce_within_s + config.suspect_after_s + longest_s
 
 
 def leading_of(state: RoundState, led: Leading) -> str:

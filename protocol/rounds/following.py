@@ -30,6 +30,7 @@ from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, know
 from protocol.rounds.messages.messages import Certificate, Committed, UnitHead
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
+from protocol.rounds.participants import doubting
 from protocol.rounds.queries import base_opener, is_gone, is_suspected, lone_refused, may_hold, own_heartbeat
 from protocol.rounds.state import Ahead, OpenRound, RoundState, RoundStep, Switching
 from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
@@ -358,6 +359,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
         return RoundStep(state, remark=f"{found}; expected one that follows our head {short(old.commit)}")
     to_notify, record = _peers_to_notify(state, event.link.commit), event.link.record
     is_announced = _is_announced_by_us(state, event.link.commit)
+    state = doubting(state, record, now_s)
     state = replace(
         _at(state, event.link, event.open_round, now_s),
         switching=_still_wanted(state, event.link.commit),

@@ -27,7 +27,7 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import LogPromise, Send
-from protocol.rounds.participants import known_at_base, waiting_for, who_is_late
+from protocol.rounds.participants import attempt_s, is_doubted, known_at_base, most_left_s, waiting_for, who_is_late
 from protocol.rounds.queries import (
     base_opener,
     caught_up,
@@ -200,8 +200,7 @@ def overdue_s(state: RoundState) -> float:
     opened = state.open
     if opened.proposal is None:
         return OVERDUE_FACTOR * state.config.suspect_after_s
-    collect_s = (1 + opened.revision) * (attempt.reduce_within_s(state) + state.config.suspect_after_s)
-    return max(collect_s + attempt.settle_within_s(state), opened.given_s)
+    return max(attempt_s(state, opened.proposal), opened.given_s)
 
 
 def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
@@ -286,7 +285,8 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, raw: bytes, no
     if sender == expected_opener(state):
         led = replace(led, has_leaders_word=True)
         state = replace(state, open=replace(state.open, leading=led))
-        if message.leads_s > 0.0 and state.open.proposal is not None and not is_refused(state, sender, now_s):
+        is_believed = not (is_refused(state, sender, now_s) or is_doubted(state, sender))
+        if message.leads_s > 0.0 and state.open.proposal is not None and is_believed:
             return _given_time(state, state.open.proposal, message.leads_s, now_s)
     if message.objection:
         return _after_pre_votes(RoundStep(state, (), f"{short(sender)} objects: {message.objection}"), now_s)
@@ -298,10 +298,10 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, raw: bytes, no
 
 def _given_time(state: RoundState, proposal: Proposal, leads_s: float, now_s: float) -> RoundStep:
     """The leader still gives the attempt time, so we do too, as long as an honest one may."""
-    opened, config = state.open, state.config
-    since_s, most_left_s = now_s - opened.proposal_at_s, attempt.most_left_s(state, proposal)
-    most_s = opened.revision * (proposal.reduce_within_s + config.suspect_after_s) + most_left_s
-    given_s = min(since_s + min(leads_s, most_left_s), most_s)
+    opened = state.open
+    since_s, longest_s = now_s - opened.proposal_at_s, most_left_s(state, proposal)
+    most_s = opened.revision * (proposal.reduce_within_s + state.config.suspect_after_s) + longest_s
+    given_s = min(since_s + min(leads_s, longest_s), most_s)
     state = replace(state, open=replace(opened, given_s=max(opened.given_s, given_s)))
     leader = short(proposal.ballot.peer)
     return attempt.stood_back(state, now_s, f"{leader} gives attempt {proposal.ballot.attempt} {leads_s:.0f} s more")

@@ -22,7 +22,7 @@ from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.participants import known_at_base
+from protocol.rounds.participants import DEADLINE_FACTOR, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
     NUM_HEARTBEAT_PEERS,
@@ -170,7 +170,7 @@ def _announce_late_upload(state: RoundState, now_s: float) -> RoundStep:
     if opened.proposal is None or not _is_in_exchange(state):
         return RoundStep(state)
     # no announcement where slices wait long enough anyway and the upload does not allow us a longer silence
-    allowed_s = min(opened.proposal.reduce_within_s / attempt.DEADLINE_FACTOR, thin_from_s(state))
+    allowed_s = min(opened.proposal.reduce_within_s / DEADLINE_FACTOR, thin_from_s(state))
     if state.exchange_s < LONGER * max(opened.told.upload_s, allowed_s):
         return RoundStep(state)
     others = tuple(peer for peer in opened.proposal.participants if peer != me and not is_gone(state, peer))

@@ -71,7 +71,7 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
 from protocol.rounds.orders import Action, AnswerWithCertificate, BeginExchange, PrepareContribution
-from protocol.rounds.participants import ask_left_out
+from protocol.rounds.participants import ask_left_out, doubting_leader
 from protocol.rounds.queries import base_opener
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import (
@@ -353,6 +353,7 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
     if opened.proposal is not None and proposal.ballot <= opened.proposal.ballot:
         newest = f"{_named(opened.proposal.ballot)} is under way; expected a higher one"
         return RoundStep(state, remark=f"{short(sender)} proposed {_named(proposal.ballot)}, but {newest}")
+    state = doubting_leader(state, sender, now_s)
     opened = replace(
         opened,
         proposal=proposal,

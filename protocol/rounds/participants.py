@@ -1,7 +1,8 @@
 """The peers that take part in an attempt besides its leader and that may reduce in it, peers that are waited for before it, absent
-peers whose contribution still counts, and voters that stay voters (R3, R5, R7 and R16).
+peers whose contribution still counts, and voters that stay voters (R3, R5, R7 and R16). How long slices wait for members, and others
+for a leader (R11).
 
-Rules: R3, R5, R7, R16 (protocol/rounds/RULES.md).
+Rules: R3, R5, R7, R11, R16 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.quorum import electorate
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
+from protocol.rounds.messages.record import CommitRecord, OmissionCode
 from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import Action, SendHeartbeat
 from protocol.rounds.peer_survey import with_views
@@ -48,6 +50,23 @@ FETCH_FACTOR: Final = 2.0
 
 NUM_ROUNDS_IMPATIENT: Final = 64
 """Once in so many rounds a peer is waited for on its word alone. It may report any upload, and that it is behind, at every commit."""
+
+MAX_BACKOFF_EXPONENT: Final = 16
+
+DEADLINE_FACTOR: Final = 2.0
+"""A slice waits twice as long as the slowest of the last uploads took (R11)."""
+
+LEAST_REDUCE_S: Final = 5.0
+"""A deadline below this would measure the load of a machine, not of its link."""
+
+OVER_LONG: Final = 2.0
+"""A leader whose attempt came to nothing after so many times the usual time is not believed for a while."""
+
+FAR_ABOVE: Final = 4.0
+"""An upload of so many times the median of the others' holds up everybody."""
+
+NUM_ROUNDS_DOUBTED: Final = 64
+"""So many rounds we do not believe the times of a peer that had them and brought nothing."""
 
 
 def who_is_late(state: RoundState, now_s: float) -> PeerId | None:
@@ -280,3 +299,126 @@ def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tu
     voters = [view for view in longest_first if view.peer in roster][: len(roster) // 2 + 1]
     chosen = list(dict.fromkeys(view.peer for view in (*voters, *longest_first)))[:room]
     return tuple(view for view in others if view.peer in chosen)
+
+
+# --- how long they are waited for (R11) -----------------------------------------------------------------------------------------
+
+
+def proposed_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
+    """How long slices of our next attempt wait: learned from every member's last upload, unfinished ones included; doubled at each
+    failed attempt up to the longest interval.
+    """
+    return _within_s(state, others, state.open.num_failed)
+
+
+def _within_s(state: RoundState, others: Iterable[PeerView], num_failed: int) -> float:
+    config = state.config
+    first_guess_s = config.reduce_within_s
+    uploads_s = _uploads_s(state, others)
+    slowest_s = max(DEADLINE_FACTOR * upload_s if upload_s > 0 else first_guess_s for upload_s in uploads_s)
+    doubled_s = max(LEAST_REDUCE_S, slowest_s) * 2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT)
+    return min(doubled_s, max(first_guess_s, config.longest_interval_s))
+
+
+def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
+    """How long each last upload took, or the running one will take, in seconds; 0 where nothing is known."""
+    return [state.exchange_s, *(view.exchange_s for view in others if not is_doubted(state, view.peer))]
+
+
+def _views_of(state: RoundState, proposal: Proposal) -> list[PeerView]:
+    return [view for view in state.peers.values() if proposal.member(view.peer) is not None]
+
+
+def settle_within_s(state: RoundState) -> float:
+    """How long a settled record waits for its acks. A peer that acks has fetched all results, as many bytes as contributions (R11).
+    A line that became thin since the proposal shows in the running uploads, which the proposal's deadline did not know.
+    """
+    config, proposal = state.config, state.open.proposal
+    if proposal is None:
+        return config.settle_within_s
+    return max(config.settle_within_s, proposal.reduce_within_s, _learned_s(state, _views_of(state, proposal)))
+
+
+def _learned_s(state: RoundState, members: Iterable[PeerView]) -> float:
+    """How long a slice may wait, by these members' last and running uploads; at most the longest interval (R11)."""
+    return min(DEADLINE_FACTOR * max(_uploads_s(state, members)), state.config.longest_interval_s)
+
+
+def reduce_within_s(state: RoundState) -> float:
+    """How long slices of the running attempt wait for contributions: as proposed, or longer if a member has reported a longer
+    upload since. Else a line that became thin would cost the round everything that is on its way over it.
+    """
+    proposal, since_s = state.open.proposal, state.open.proposal_at_s
+    if proposal is None:
+        return 0.0
+    reporters = (view for view in _views_of(state, proposal) if view.reported_at_s > since_s)
+    return max(proposal.reduce_within_s, _learned_s(state, reporters))
+
+
+# --- how long others wait for a leader ------------------------------------------------------------------------------------------
+
+
+def attempt_s(state: RoundState, proposal: Proposal) -> float:
+    """Seconds from the proposal on after which its leader has had its time, unless it says that it gives the attempt more: every mend
+    may have cost a deadline. A leader that is not believed has what the uploads ask for that we know of.
+    """
+    suspect_s, revision = state.config.suspect_after_s, state.open.revision
+    if not is_doubted(state, proposal.ballot.peer):
+        return (1 + revision) * (reduce_within_s(state) + suspect_s) + settle_within_s(state)
+    return (1 + min(revision, 1)) * _usual_s(state, proposal)
+
+
+def _usual_s(state: RoundState, proposal: Proposal) -> float:
+    """How long an attempt of these members takes, by the uploads that we know of."""
+    within_s = _within_s(state, _views_of(state, proposal), 0)
+    return within_s + state.config.suspect_after_s + max(state.config.settle_within_s, within_s)
+
+
+def most_left_s(state: RoundState, proposal: Proposal) -> float:
+    """The longest time that an honest leader gives an attempt from any moment on, unless it mends it after that (R11)."""
+    config = state.config
+    longest_s = max(config.settle_within_s, proposal.reduce_within_s, config.longest_interval_s)
+    return proposal.reduce_within_s + config.suspect_after_s + longest_s
+
+
+def is_doubted(state: RoundState, peer: PeerId) -> bool:
+    """Whether we do not believe how long this peer says that its upload, or an attempt that it leads, takes."""
+    return state.barred.doubted_until.get(peer, 0) > state.link.index
+
+
+# --- members that had their time ------------------------------------------------------------------------------------------------
+
+
+def doubting(state: RoundState, record: CommitRecord | None, now_s: float) -> RoundState:
+    """Believe the uploads no more of members that had the time they asked for, far more than others need, and of whom nothing came in
+    time. One alone could let every round wait for the longest interval.
+    """
+    proposal, opened, config = state.open.proposal, state.open, state.config
+    if proposal is None or record is None:
+        return state
+    waited_s, views = now_s - opened.proposal_at_s, _views_of(state, proposal)
+    late = {entry.peer for part in record.slices for entry in part.omitted if entry.code == OmissionCode.LATE}
+    found: list[PeerId] = []
+    for view in views:
+        usual = sorted([state.exchange_s, *(other.exchange_s for other in views if other is not view)])
+        far_s = max(LEAST_REDUCE_S, FAR_ABOVE * usual[len(usual) // 2])
+        had_time = waited_s >= min(view.exchange_s, config.longest_interval_s) > far_s
+        if had_time and view.peer in late and record.contributor(view.peer) is None:
+            found.append(view.peer)
+    return _without_belief(state, found)
+
+
+def doubting_leader(state: RoundState, successor: PeerId, now_s: float) -> RoundState:
+    """Another leader proposes: believe the one before it no more if it had far more time than usual. It may lead later rounds, too."""
+    proposal = state.open.proposal
+    if proposal is None or proposal.ballot.peer in (successor, state.config.me.peer):
+        return state
+    is_over_long = now_s - state.open.proposal_at_s >= OVER_LONG * _usual_s(state, proposal)
+    return _without_belief(state, [proposal.ballot.peer]) if is_over_long else state
+
+
+def _without_belief(state: RoundState, peers: list[PeerId]) -> RoundState:
+    if not peers:
+        return state
+    until, barred = dict.fromkeys(peers, state.link.index + NUM_ROUNDS_DOUBTED), state.barred
+    return replace(state, barred=replace(barred, doubted_until=MappingProxyType({**barred.doubted_until, **until})))

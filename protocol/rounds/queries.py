@@ -1,6 +1,6 @@
 """Questions about a round's state: who is alive, who is caught up, whether a round is due, who votes. Pure and read-only.
 
-Rules: R4, R5, R7, R12, R18 (protocol/rounds/RULES.md).
+Rules: R4, R5, R7, R12, R18, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations

@@ -363,6 +363,7 @@ class Barred:
         no_slices_until: the commit from which on these reducers may get a slice of us again; they withheld a result or lied in one.
         voters_until: the commit from which on we may drop these voters again: others did not ack a record of ours without them.
         patient_at: the commit at which we last waited for these peers because they reported slow lines (participants.py).
+        doubted_until: the commit from which on we believe these members' uploads again (participants.py).
     """
 
     expelled: frozenset[PeerId] = frozenset()
@@ -370,6 +371,7 @@ class Barred:
     is_apart: bool = False
     voters_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     patient_at: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    doubted_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def expelling(self, *peers: PeerId) -> Barred:
         """These peers are out, too."""

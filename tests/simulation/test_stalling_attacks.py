@@ -22,6 +22,7 @@ from protocol.rounds.messages.messages import (
     Certificate,
     Committed,
     Leave,
+    Mend,
     PreVote,
     PreVoteRequest,
     PromiseRequest,
@@ -345,3 +346,26 @@ def test_an_ack_that_could_never_convict_its_voter_is_counted_by_no_leader() -> 
         if link.record.ballot.peer != liar.peer:
             voters = [open_ack(raw, verifier=HashVerifier(), run_id=RUN_ID)[0] for raw in certificate.acks]
             assert liar.peer not in voters
+
+
+def test_a_leader_that_lets_everybody_wait_for_the_longest_interval_and_settles_nothing_has_that_time_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = _table(4, longest_interval_s=60.0)
+    liar, send = table.live()[0], table._send
+
+    def stalling(seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if seat is liar and isinstance(message, Settle | Mend):
+            return
+        if seat is liar and isinstance(message, Proposal):
+            message = replace(message, reduce_within_s=60.0)
+        send(seat, to, message)
+
+    monkeypatch.setattr(table, "_send", stalling)
+    honest, counted = table.others(liar), [0, 0]
+    for half in range(2):
+        begun = max(seat.head.index for seat in honest)
+        for _ in range(130):
+            table.tick(2.0)
+        counted[half] = max(seat.head.index for seat in honest) - begun
+    assert counted[1] >= 15

@@ -8,7 +8,6 @@ from types import MappingProxyType
 import pytest
 
 from protocol.ids import PeerId
-from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, RoundTicked
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.liveness import LONGER
@@ -16,6 +15,7 @@ from protocol.rounds.messages.messages import Ack, Committed, Member, Mend, Prop
 from protocol.rounds.messages.record import Included
 from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import GiveTime, LogAck, Send, SendHeartbeat
+from protocol.rounds.participants import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.queries import ready_tokens, thin_from_s
 from protocol.rounds.schedule.target import RoundTarget
 from tests.protocol.rounds import round_table

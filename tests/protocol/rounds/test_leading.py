@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from protocol.ids import CommitId
-from protocol.rounds.attempt import left_s, most_left_s
+from protocol.rounds.attempt import left_s
 from protocol.rounds.events import ApartNoted, PeerLost, Progressed, PromiseLogged, RoundTicked
 from protocol.rounds.leading import RANK_DELAY_S, expected_opener, overdue_s
 from protocol.rounds.lineage.quorum import tie_holder
@@ -26,6 +26,7 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import LogPromise, Send
+from protocol.rounds.participants import most_left_s
 from protocol.rounds.queries import has_vote, quorum_in_reach
 from protocol.rounds.state import Leading
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of

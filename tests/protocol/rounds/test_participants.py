@@ -6,12 +6,25 @@ import pytest
 
 from protocol.rounds.events import RoundTicked
 from protocol.rounds.messages.messages import Heartbeat, Promise, Proposal, ResultReady
-from protocol.rounds.messages.record import Ballot
-from protocol.rounds.participants import LEAST_FOLLOWER_S, NUM_ROUNDS_IMPATIENT, waiting_for, who_is_late
+from protocol.rounds.messages.record import Ballot, CommitRecord, Omission, OmissionCode
+from protocol.rounds.participants import (
+    LEAST_FOLLOWER_S,
+    NUM_ROUNDS_DOUBTED,
+    NUM_ROUNDS_IMPATIENT,
+    attempt_s,
+    doubting,
+    doubting_leader,
+    is_doubted,
+    proposed_within_s,
+    reduce_within_s,
+    waiting_for,
+    who_is_late,
+)
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
-from protocol.rounds.state import Leading
-from tests.protocol.rounds.round_table import UNIT, Seat, Table, heartbeat_of
+from protocol.rounds.state import Leading, PeerView, RoundState
+from tests.protocol.rounds.made_commits import signed_record
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
 
 
 def _next_proposal(table: Table, before: Seat) -> Proposal:
@@ -227,3 +240,75 @@ def test_who_reports_a_slow_line_is_waited_for_on_its_word_once_in_many_rounds_a
     assert _patience_s(seat, at_index=102, exchange_s=20.0) == 40.0, "others were as slow in it, or it was counted"
     assert _patience_s(seat, at_index=100 + NUM_ROUNDS_IMPATIENT - 1, exchange_s=1.0) == LEAST_FOLLOWER_S
     assert _patience_s(seat, at_index=100 + NUM_ROUNDS_IMPATIENT, exchange_s=1.0) == 60.0
+
+
+# --- how long they are waited for
+
+
+def _exchanging(claim_s: float, others_s: float = 3.0) -> tuple[Table, Seat, Seat, RoundState]:
+    """A seat in an exchange with three others, one of which says that its upload takes `claim_s`."""
+    table = Table(4, longest_interval_s=60.0)
+    acquaint(table)
+    seat = table.others(table.opener())[0]
+    slow = table.others(seat, table.opener())[0]
+    proposal: Proposal = first_proposal(table)
+    seat.hear(table.opener(), proposal)
+    for other in table.others(seat):
+        claim = claim_s if other is slow else others_s
+        seat.hear(other, replace(heartbeat_of(other), exchange_ms=round(claim * 1000)))
+    return table, seat, slow, replace(seat.state, exchange_s=others_s)
+
+
+def _left_out(table: Table, slow: Seat, code: OmissionCode = OmissionCode.LATE) -> CommitRecord:
+    record = signed_record(table.genesis, [seat for seat in table.live() if seat is not slow])
+    omitted = (Omission(slow.peer, "", code),)
+    return replace(record, slices=tuple(replace(part, omitted=omitted) for part in record.slices))
+
+
+def _views(state: RoundState) -> tuple[PeerView, ...]:
+    return tuple(state.peers.values())
+
+
+def test_a_member_that_had_the_time_it_asked_for_and_brought_nothing_is_not_waited_for_on_its_word_for_a_while() -> (
+    None
+):
+    table, _, slow, state = _exchanging(50.0)
+    assert proposed_within_s(state, _views(state)) == 60.0
+    doubtful = doubting(state, _left_out(table, slow), table.now_s + 50.0)
+    assert is_doubted(doubtful, slow.peer)
+    assert proposed_within_s(doubtful, _views(doubtful)) == 6.0
+    assert reduce_within_s(doubtful) == reduce_within_s(replace(doubtful, peers=type(state.peers)({})))
+    later = replace(doubtful, link=replace(state.link, index=NUM_ROUNDS_DOUBTED))
+    assert proposed_within_s(later, _views(later)) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("claim_s", "waited_s", "code"),
+    [
+        (50.0, 40.0, OmissionCode.LATE),  # its time was not over
+        (10.0, 50.0, OmissionCode.LATE),  # it asks for little more than the others
+        (50.0, 50.0, OmissionCode.NOTHING),  # it said so at once
+    ],
+)
+def test_a_thin_line_is_believed_as_long_as_its_word_may_be_true(
+    claim_s: float, waited_s: float, code: OmissionCode
+) -> None:
+    table, _, slow, state = _exchanging(claim_s)
+    assert doubting(state, _left_out(table, slow, code), table.now_s + waited_s) is state
+    counted = signed_record(table.genesis, table.live())
+    assert doubting(state, counted, table.now_s + 100.0) is state
+
+
+def test_a_leader_whose_attempt_took_far_too_long_and_came_to_nothing_has_the_usual_time_from_then_on() -> None:
+    table, seat, slow, state = _exchanging(3.0)
+    proposal = state.open.proposal
+    assert proposal is not None
+    proposal = replace(proposal, reduce_within_s=60.0)
+    state = replace(state, open=replace(state.open, proposal=proposal))
+    assert attempt_s(state, proposal) > 100.0
+    assert doubting_leader(state, slow.peer, table.now_s + 5.0) is state, "it may have died"
+    assert doubting_leader(state, proposal.ballot.peer, table.now_s + 500.0) is state, "it tries again itself"
+    doubtful = doubting_leader(state, slow.peer, table.now_s + 120.0)
+    assert is_doubted(doubtful, proposal.ballot.peer)
+    assert attempt_s(doubtful, proposal) < 30.0
+    assert not is_doubted(doubtful, seat.peer)
