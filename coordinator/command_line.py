@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
+from averaging.host.hints import with_folder
 from coordinator.checkpoint_commands import AsJson, add_checkpoint_commands
 from protocol.tables import examples
 
@@ -120,7 +121,7 @@ def invite(
 
     line = commands.make_invite(state_dir, uses=uses, hours=hours)
     typer.echo(line)
-    typer.echo(commands.invite_note(line, uses=uses, hours=hours), err=True)
+    typer.echo(with_folder(commands.invite_note(line, uses=uses, hours=hours)), err=True)
     if qr:
         columns = shutil.get_terminal_size().columns
         lines = qr_lines(line, columns)

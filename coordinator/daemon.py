@@ -18,6 +18,7 @@ import trio
 from averaging.arithmetic.spare_memory import keep_cool
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
+from averaging.host.hints import with_folder
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
@@ -112,8 +113,12 @@ def run_host(run_file: Path, config: HostConfig, command: StartCommand) -> int:
         ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
     # A failed service ends the daemon; its own error is what the user should read.
-    run_single_error(partial(serve_run, run_file, config, command, say=partial(print, flush=True)))
+    run_single_error(partial(serve_run, run_file, config, command, say=_say))
     return 0
+
+
+def _say(text: str) -> None:
+    print(with_folder(text), flush=True)
 
 
 async def serve_run(run_file: Path, config: HostConfig, command: StartCommand, *, say: Say) -> None:

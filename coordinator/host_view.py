@@ -162,7 +162,8 @@ async def note_events(host: HostDaemon) -> None:
     now_s, unix_s = host.clock.monotonic_s(), int(host.clock.unix_s())
     new = host.events.note(picture, now_s, unix_s, host.tracker.helpers)
     heard_s = {peer: entry.seen_s for peer, entry in picture.peers.items()}
-    await host.memory.look(host.tracker.chain, heard_s, host.events.states, [event_row(event) for event in new])
+    rows, chosen = [event_row(event) for event in new], {p: entry.report.chosen for p, entry in picture.peers.items()}
+    await host.memory.look(host.tracker.chain, heard_s, host.events.states, rows, chosen)
 
 
 def shown_view(host: HostDaemon) -> HostView:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from averaging.host.flags import command_with_flags, flags_given
+from averaging.host.hints import with_folder
 from peer.service_commands import LocalHost, add_service_commands
 from protocol.tables import examples, several
 
@@ -183,7 +184,7 @@ def pause(
     end = (
         "until `potluck resume`" if minutes is None else f"for {several(minutes, 'minute')}, or until `potluck resume`"
     )
-    typer.echo(f"paused {end}: a running peer stops training within 2 s, a later one starts paused")
+    typer.echo(with_folder(f"paused {end}: a running peer stops training within 2 s, a later one starts paused"))
 
 
 def resume(state_dir: _StateDir = None) -> None:

@@ -156,7 +156,7 @@ async def _main(
     board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), incarnation=incarnation)
     for sentence in found:
         board.has_restarted(sentence)
-    sources = Sources(board, disk)
+    sources = Sources(board, disk, chosen=config.chosen)
     read_status = partial(status_of, sources)
     controls = open_controls(config, board, clock)
     await controls.update()
@@ -295,7 +295,7 @@ async def _train(joined: JoinedSession) -> None:
         plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
         async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
             life.board.machine.trains_on = lambda: trainer.card
-            life.board.card_report = lambda: trainer.card_report
+            life.board.card_report = lambda: trainer.notes.added_to(trainer.card_report)
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)

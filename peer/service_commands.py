@@ -8,6 +8,7 @@ from typing import Annotated, Final, Protocol
 
 import typer
 
+from averaging.host.hints import with_folder
 from protocol.tables import examples
 
 _PANEL: Final = "For volunteers"
@@ -66,7 +67,7 @@ def _stop_command(load_host: Callable[[], LocalHost]) -> Callable[..., None]:
         if running_peer(folder) is not None and (folder != host_folder or not has_host):
             typer.echo(stop_peer(folder))
             if has_host:
-                typer.echo(f"the host in {host_folder} runs on; `potluck stop` again ends it")
+                typer.echo(with_folder(f"the host in {host_folder} runs on; `potluck stop` again ends it"))
         elif has_host:
             typer.echo(hosts.stop_host(host_folder))
         else:

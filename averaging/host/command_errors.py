@@ -11,6 +11,7 @@ from typing import Final
 
 import typer
 
+from averaging.host.hints import with_folder
 from averaging.storage.full_disk import is_of_full_disk
 from averaging.system.temporary_folder import temporary_folder
 from protocol.errors import MachineError, PotluckError, UsageError
@@ -30,7 +31,8 @@ def report(error: PotluckError) -> int:
     told = error
     if is_of_full_disk(error.found):
         told = MachineError(error.found, "room on that disk", "free space and run it again")
-    typer.echo(f"potluck: {told.one_line()}", err=True)
+    shown = PotluckError(told.found, told.expected, with_folder(told.remedy))
+    typer.echo(f"potluck: {shown.one_line()}", err=True)
     return error.exit_code
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
 
+from protocol.identity.chosen_name import called
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.tables import bits, duration, in_bytes, number, printable, short_count, whole
@@ -122,18 +123,17 @@ def status_json(views: Sequence[DaemonView]) -> dict[str, object]:
 
 
 def _titled(view: DaemonView, lines: Sequence[str]) -> list[str]:
-    if not view.is_running and not view.status:
-        return [view.note]
-    state = "running" if view.is_running else "not running"
-    lines_of = [f"{view.kind}, {state}, in {view.folder}"]
-    if not view.is_running and view.status:
-        lines_of.append("its last status:")
-    return lines_of + list(lines)
+    if view.is_running:
+        return [f"{view.kind}, running, in {view.folder}", *lines]
+    return [f"{view.kind}, not running, in {view.folder}; its last status:", *lines] if view.status else [view.note]
 
 
 def status_text(views: Sequence[DaemonView]) -> list[str]:
-    """Each daemon's lines under its title."""
-    blocks = [_titled(view, view.lines) for view in views]
+    """Each daemon's lines under its title. If none runs, only what one has left: the error that follows says that none runs."""
+    if any(view.is_running for view in views):
+        blocks = [_titled(view, view.lines) for view in views]
+    else:
+        blocks = [[f"last status of the {view.kind} in {view.folder}", *view.lines] for view in views if view.status]
     return [line for number, block in enumerate(blocks) for line in (["", *block] if number else block)]
 
 
@@ -172,17 +172,19 @@ def sorted_peers(view: DaemonView, order: PeerOrder) -> DaemonView:
 
 
 def peers_text(views: Sequence[DaemonView]) -> list[str]:
-    """One table for each daemon."""
+    """One table for each daemon; nothing if none runs."""
     return _tables(views, [_peers_table(view.peers) for view in views])
 
 
 def rounds_text(views: Sequence[DaemonView], last: int) -> list[str]:
-    """One table for each daemon, the newest `last` rounds, oldest first."""
+    """One table for each daemon, the newest `last` rounds, oldest first; nothing if none runs."""
     return _tables(views, [_rounds_table(view.rounds[-last:], _names(views)) for view in views])
 
 
 def _tables(views: Sequence[DaemonView], tables: Sequence[Sequence[str]]) -> list[str]:
     lines: list[str] = []
+    if not any(view.is_running for view in views):
+        return lines
     for view, rows in zip(views, tables, strict=True):
         if len(views) > 1 or not view.is_running:
             lines += [""] * bool(lines) + _titled(view, ())
@@ -211,7 +213,35 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
     if all(row.get("here_s") is None for row in rows):  # only a host knows it
         header.pop(6)
         shown = [[*cell[:6], cell[7]] for cell in shown]
-    return table(header, shown, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"}))
+    right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"})
+    return [*table(header, shown, right=right), *_chosen_tables(rows)]
+
+
+def _chosen_tables(rows: Sequence[Row]) -> list[str]:
+    """The names and teams that peers chose, beside their own names, and the teams by counted tokens; nothing where none chose any."""
+    chosen = [row for row in rows if row.get("nickname") or row.get("team")]
+    if not chosen:
+        return []
+    cells = [[row.get("name") or "?", row.get("nickname") or "-", row.get("team") or "-"] for row in chosen]
+    lines = ["", *table(("NAME", "NICKNAME", "TEAM"), cells)]
+    teams = dict[str, list[float]]()
+    for row in chosen:
+        if row.get("team"):
+            teams.setdefault(str(row["team"]), []).append(number(row.get("tokens_counted")) or 0.0)
+    largest = sorted(teams.items(), key=lambda item: (-sum(item[1]), item[0]))
+    sums = [[short_count(sum(tokens)), len(tokens), team] for team, tokens in largest]
+    return (
+        [*lines, "", *table(("COUNTED", "PEERS", "TEAM"), sums, right=frozenset({"COUNTED", "PEERS"}))]
+        if sums
+        else lines
+    )
+
+
+def named_row(row: Row) -> str:
+    """A peer's own name, with the name and the team that it chose: "calm-otter (anna, team oak)"."""
+    team = str(row.get("team") or "")
+    chosen = ", ".join(filter(None, (str(row.get("nickname") or ""), f"team {team}" if team else "")))
+    return called(str(row.get("name") or "?"), chosen)
 
 
 def shown_state(row: Row) -> str:

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from averaging.host.hints import with_folder
 from protocol.tables import printable
 
 LIVE_INTERVAL_S = 0.5
@@ -62,7 +63,7 @@ async def _run_plain(new_lines: Callable[[float], Sequence[str]], console: Conso
 
 def _print(console: Console, lines: Sequence[str]) -> None:
     for line in lines:
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(with_folder(line)), markup=False, highlight=False, soft_wrap=True)
 
 
 def bars_of(shares: Sequence[tuple[float, str]]) -> Table:
@@ -78,5 +79,5 @@ def rows_of_text(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
     """Labelled rows."""
     grid = Table.grid(padding=(0, 2))
     for name, text in rows:
-        grid.add_row(Text(name), Text(printable(text), style=style))
+        grid.add_row(Text(name), Text(printable(with_folder(text)), style=style))
     return grid

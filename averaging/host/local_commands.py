@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from averaging.host.daemon_views import DaemonView, LocalDaemon, PeerOrder
+from averaging.host.hints import with_folder
 from protocol.errors import ConfigError, UnreachableError
 from protocol.tables import examples
 
@@ -246,11 +247,8 @@ class LocalCommands:
 
 def _show(views: Sequence[DaemonView], lines: Sequence[str], *, is_json: bool) -> None:
     """Print the lines; then, if no daemon runs, raise the error whose exit code tells a script. Nothing is told twice."""
+    for line in lines:
+        typer.echo(line if is_json else with_folder(line))
     if any(view.is_running for view in views):
-        for line in lines:
-            typer.echo(line)
         return
-    if any(view.status for view in views) or is_json:
-        for line in lines:
-            typer.echo(line)
     raise UnreachableError("; ".join(view.note for view in views))

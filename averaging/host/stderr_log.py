@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+from averaging.host.hints import with_folder
 from averaging.host.log_words import AlreadySaid, warning_sentence
 from protocol.errors import ConfigError
 
@@ -62,6 +63,6 @@ def _sentences(now_s: Callable[[], float]) -> structlog.typing.Processor:
         sentence = warning_sentence(event) if method in _FOR_PEOPLE else ""
         if not sentence or not said.is_new(sentence, now_s()):
             raise structlog.DropEvent
-        return sentence
+        return with_folder(sentence)
 
     return shown

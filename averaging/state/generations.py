@@ -29,6 +29,7 @@ from averaging.state.state import (
     state_from_chunks,
 )
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError
+from protocol.estimates.unit_disk import MAX_PINNED
 from protocol.ids import CommitId, Root
 from protocol.tensors.tensor_schema import ChunkGrid
 
@@ -36,9 +37,6 @@ log = structlog.get_logger()
 
 PIN_S: Final = 60.0
 """Lease of a download, which asks for another stripe every few seconds until it is over."""
-
-MAX_PINNED: Final = 2
-"""Bound of the pinned generations on disk. Further joiners share one of them, or begin again with a newer one."""
 
 CHUNKS_AT_ONCE: Final = 16
 MAX_HEAD_BYTES: Final = 1024

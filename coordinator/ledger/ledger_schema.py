@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -42,5 +42,6 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE heard (peer TEXT PRIMARY KEY, unix_s INTEGER NOT NULL, state TEXT NOT NULL) STRICT;
     CREATE TABLE credits (peer TEXT PRIMARY KEY, tokens INTEGER NOT NULL, rounds INTEGER NOT NULL) STRICT;
     """,
+    "CREATE TABLE chosen_names (peer TEXT PRIMARY KEY, nickname TEXT NOT NULL, team TEXT NOT NULL) STRICT",
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

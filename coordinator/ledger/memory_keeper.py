@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -23,6 +24,7 @@ from coordinator.ledger.run_memory import (
 )
 from protocol.errors import PotluckError
 from protocol.host.calls import NO_COMMIT
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.ids import CommitId, PeerId
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class MemoryKeeper:
         self._clock = clock
         self._past = RunPast()
         self._written: dict[PeerId, HeardRow] = {}
+        self._named: dict[PeerId, ChosenName] = {}
         self._unwritten: list[EventRow] = []
         self._written_s = clock.monotonic_s()
         self._looked_at = NO_COMMIT
@@ -74,7 +77,9 @@ class MemoryKeeper:
         memory = await self._ledger.run(remembered)
         now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
         self._written = {row.peer: row for row in memory.heard}
-        self._past = RunPast(memory.credits, {row.peer: now_s - (unix_s - row.unix_s) for row in memory.heard})
+        self._named = dict(memory.chosen)
+        heard_s = {row.peer: now_s - (unix_s - row.unix_s) for row in memory.heard}
+        self._past = RunPast(memory.credits, heard_s, memory.chosen)
         return memory
 
     async def look(
@@ -83,11 +88,14 @@ class MemoryKeeper:
         heard_s: Mapping[PeerId, float],
         states: Mapping[PeerId, str],
         events: Sequence[EventRow],
+        chosen: Mapping[PeerId, ChosenName] = MappingProxyType({}),
     ) -> None:
-        """Take in the present: the commits, when each peer was last heard (monotonic seconds), their states, and the events since the
-        last look. Writes that the ledger refuses are tried again.
+        """Take in the present: the commits, when each peer was last heard (monotonic seconds), their states, the events since the last
+        look, and how the peers call themselves. Writes that the ledger refuses are tried again.
         """
-        self._past = replace(self._past, heard_s={**self._past.heard_s, **heard_s})
+        self._past = replace(
+            self._past, heard_s={**self._past.heard_s, **heard_s}, chosen={**self._past.chosen, **chosen}
+        )
         self._unwritten = [*self._unwritten, *events][-MAX_EVENTS:]
         try:
             await self._write(states)
@@ -108,8 +116,10 @@ class MemoryKeeper:
         rows = [HeardRow(p, int(unix_s - (now_s - heard_s[p])), state) for p, state in states.items() if p in heard_s]
         changed = [row for row in rows if _is_news(self._written.get(row.peer), row)]
         events = tuple(self._unwritten)
-        if changed or events:
-            await self._ledger.run(lambda ledger: remember(ledger, events, changed))
+        names = {p: name for p, name in self._past.chosen.items() if name != self._named.get(p, NONE_CHOSEN)}
+        if changed or events or names:
+            await self._ledger.run(lambda ledger: remember(ledger, events, changed, names))
+        self._named.update(names)
         self._unwritten = self._unwritten[len(events) :]
         self._written.update((row.peer, row) for row in changed)
         self._written_s = now_s

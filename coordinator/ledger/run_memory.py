@@ -1,4 +1,5 @@
-"""The ledger's memory for people: the run's newest events, when each peer was last heard, and credits of older rounds.
+"""The ledger's memory for people: the run's newest events, when each peer was last heard, how it calls itself, and
+credits of older rounds.
 
 Nothing is decided by it. A ledger of an older release has none of it: credits are counted again from its commits.
 """
@@ -13,6 +14,7 @@ from typing import Final
 from coordinator.ledger.ledger import Ledger
 from protocol.errors import StorageError
 from protocol.host.calls import NO_COMMIT
+from protocol.identity.chosen_name import ChosenName, received_name
 from protocol.ids import HASH_BYTES, CommitId, PeerId
 from protocol.rounds.lineage.chain_link import link_of
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_row, sum_of_counted
@@ -57,11 +59,12 @@ class Credits:
 @dataclass(frozen=True, slots=True)
 class RunPast:
     """The past of a run for its screens: credits of older rounds, and when each peer was last heard, also by earlier processes of
-    the host (monotonic seconds, may be negative).
+    the host (monotonic seconds, may be negative). `chosen`: how the peers called themselves last.
     """
 
     credits: Credits = field(default_factory=Credits)
     heard_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    chosen: Mapping[PeerId, ChosenName] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class RunMemory:
 
     events: Sequence[EventRow] = ()
     heard: Sequence[HeardRow] = ()
+    chosen: Mapping[PeerId, ChosenName] = field(default_factory=lambda: MappingProxyType({}))
     credits: Credits = field(default_factory=Credits)
 
 
@@ -91,11 +95,20 @@ def remembered(ledger: Ledger) -> RunMemory:
         PeerId(str(peer)): Counted(int(str(tokens)), int(str(rounds)))
         for peer, tokens, rounds in ledger.rows("SELECT * FROM credits ORDER BY peer")
     }
+    chosen = {
+        PeerId(str(peer)): ChosenName(received_name(str(nickname)), received_name(str(team)))
+        for peer, nickname, team in ledger.rows("SELECT * FROM chosen_names ORDER BY peer")
+    }
     place = ledger.get(COUNTED_TO) or bytes(8)
-    return RunMemory(events, heard, Credits(int.from_bytes(place[:8], "big"), CommitId(place[8:]), by_peer))
+    return RunMemory(events, heard, chosen, Credits(int.from_bytes(place[:8], "big"), CommitId(place[8:]), by_peer))
 
 
-def remember(ledger: Ledger, events: Sequence[EventRow], heard: Sequence[HeardRow]) -> None:
+def remember(
+    ledger: Ledger,
+    events: Sequence[EventRow],
+    heard: Sequence[HeardRow],
+    chosen: Mapping[PeerId, ChosenName] = MappingProxyType({}),
+) -> None:
     """Write new events and what changed about peers. Only the newest MAX_EVENTS events stay.
 
     Raises:
@@ -110,6 +123,10 @@ def remember(ledger: Ledger, events: Sequence[EventRow], heard: Sequence[HeardRo
             db.execute("DELETE FROM events WHERE number <= ?", (events[-1].number - MAX_EVENTS,))
         db.executemany(
             "INSERT OR REPLACE INTO heard VALUES (?, ?, ?)", [(row.peer, row.unix_s, row.state) for row in heard]
+        )
+        db.executemany(
+            "INSERT OR REPLACE INTO chosen_names VALUES (?, ?, ?)",
+            [(peer, name.nickname, name.team) for peer, name in chosen.items()],
         )
 
 

@@ -12,6 +12,7 @@ from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound, hidden_peers, num_live
+from protocol.identity.chosen_name import called
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
@@ -87,7 +88,8 @@ class EventBook:
             states.update((p, "silent") for p, was in self._states.items() if p not in heard and was != "left")
         new: list[RunEvent] = []
         before, were = self._before, self._states
-        peers = (*_peers(were, states), *_emptied(picture, were, states))
+        chosen = {peer: entry.report.nickname for peer, entry in picture.peers.items()}
+        peers = (*_peers(were, states, chosen), *_emptied(picture, were, states))
         run = _first(picture) if before is None else (*peers, *_between(before, picture))
         for event in (*run, *_reach(self._reach, reach)):
             self._number += 1
@@ -189,12 +191,12 @@ _CHANGE: Final[Mapping[tuple[str, str], str]] = {
 }
 
 
-def _peers(were: Mapping[PeerId, str], are: Mapping[PeerId, str]) -> Iterator[_NewEvent]:
+def _peers(were: Mapping[PeerId, str], are: Mapping[PeerId, str], chosen: Mapping[PeerId, str]) -> Iterator[_NewEvent]:
     for peer in sorted(are):
         was, now = were.get(peer), are[peer]
         if was == now:
             continue
-        name = peer_name(peer)
+        name = called(peer_name(peer), chosen.get(peer, ""))
         if now == "silent":
             yield _NewEvent("trouble", f"{name} is not heard any more", peer)
         elif now == "left":

@@ -20,6 +20,7 @@ from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageS
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
 from protocol.host.reports import HELPING, PeerReport
+from protocol.identity.chosen_name import NONE_CHOSEN
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json, sum_of_counted
@@ -38,6 +39,9 @@ FETCHING_S: Final = 10.0
 
 MAX_AWAY: Final = 500
 """Most contributors that are away and are listed, those with the most tokens."""
+
+MAX_TEAMS: Final = 100
+"""Most teams that the status lists."""
 
 NO_PAST: Final = RunPast()
 
@@ -203,6 +207,8 @@ def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *
     return {
         "peer": peer,
         "name": peer_name(peer),
+        "nickname": report.nickname,
+        "team": report.team,
         "tokens_per_s": 0.0 if is_silent else report.tokens_per_s,
         "tokens_ready": report.tokens_ready,
         "loss": report.loss_nats,
@@ -222,6 +228,18 @@ def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *
         "rounds_counted": counted.rounds,
         "is_banned": is_banned,
     }
+
+
+def _teams(picture: RunPicture, past: RunPast, counted: Mapping[PeerId, Counted]) -> list[Json]:
+    """The teams by counted tokens, the largest first, at most MAX_TEAMS. Teams are told apart by their text alone."""
+    chosen = {**past.chosen, **{peer: entry.report.chosen for peer, entry in picture.peers.items()}}
+    members = dict[str, list[PeerId]]()
+    for peer, name in chosen.items():
+        if name.team:
+            members.setdefault(name.team, []).append(peer)
+    sums = {team: sum(counted.get(peer, Counted()).tokens for peer in peers) for team, peers in members.items()}
+    largest = sorted(members, key=lambda team: (-sums[team], team))[:MAX_TEAMS]
+    return [{"team": team, "num_peers": len(members[team]), "tokens_counted": sums[team]} for team in largest]
 
 
 def _curve(points: Sequence[LossPoint], kind: str) -> list[Json]:
@@ -334,14 +352,17 @@ def _away(picture: RunPicture, counted: Mapping[PeerId, Counted]) -> list[PeerId
     return sorted(counted.keys() - picture.peers.keys(), key=lambda peer: (-counted[peer].tokens, peer))
 
 
-def _away_json(peer: PeerId, counted: Counted, heard_s: float | None, now_s: float) -> Json:
+def _away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is_banned: bool) -> Json:
     """A row for a contributor that is away, with the same keys as those of the others."""
+    heard_s, chosen = past.heard_s.get(peer), past.chosen.get(peer, NONE_CHOSEN)
     silent_s = None if heard_s is None else max(0.0, round(now_s - heard_s, 3))
     unknown = ("tokens_ready", "loss", "here_s", "index", "bytes_up", "bytes_down")
     texts = ("head", "state_root", "state_commit", "version")
     return {
         "peer": peer,
         "name": peer_name(peer),
+        "nickname": chosen.nickname,
+        "team": chosen.team,
         "tokens_per_s": 0.0,
         "last_seen_s": silent_s,
         "state": "away",
@@ -351,6 +372,7 @@ def _away_json(peer: PeerId, counted: Counted, heard_s: float | None, now_s: flo
         "outbound_only": None,
         "tokens_counted": counted.tokens,
         "rounds_counted": counted.rounds,
+        "is_banned": is_banned,
         **dict.fromkeys(unknown),
         **dict.fromkeys(texts, ""),
     }
@@ -382,6 +404,7 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
             for peer in sorted(picture.peers)
         ],
         "num_away": len(_away(picture, counted)),
+        "teams": _teams(picture, past, counted),
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "units": [_unit_json(unit) for unit in picture.units],
         "unit_bytes": _unit_bytes_json(picture.peers),
@@ -401,7 +424,9 @@ def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apar
     away = _away(picture, counted)
     return {
         **now_json(picture, now_s, past, apart),
-        "away": [_away_json(peer, counted[peer], past.heard_s.get(peer), now_s) for peer in away[:MAX_AWAY]],
+        "away": [
+            _away_json(peer, counted[peer], past, now_s, is_banned=peer in picture.banned) for peer in away[:MAX_AWAY]
+        ],
         "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
         "speeds": [list(point) for point in speeds(_points(picture.rounds))],
         "names": {peer: peer_name(peer) for peer in sorted({*_named(picture), *away[:MAX_AWAY]})},
@@ -433,6 +458,7 @@ def public_json(status: Json) -> Json:
     shown: dict[str, object] = {key: value for key, value in status.items() if key not in _OF_THE_HOST_ALONE}
     if isinstance(checkpoints, list):
         shown["checkpoints"] = [{key: value for key, value in row.items() if key != "path"} for row in checkpoints]
-    if isinstance(peers := status.get("peers"), list):
-        shown["peers"] = [{key: value for key, value in row.items() if key != "is_banned"} for row in peers]
+    for rows in ("peers", "away"):
+        if isinstance(peers := status.get(rows), list):
+            shown[rows] = [{key: value for key, value in row.items() if key != "is_banned"} for row in peers]
     return shown

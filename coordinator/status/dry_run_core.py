@@ -10,10 +10,10 @@ from protocol.estimates.estimates import (
     kept_checkpoints,
     ledger_bytes,
     packed_bytes,
-    peer_disk_bytes,
     run_size,
 )
 from protocol.estimates.pipeline_estimates import stage_estimates
+from protocol.estimates.unit_disk import disk_phrase
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
@@ -51,10 +51,9 @@ def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     """The needs of each peer that accepts inbound connections."""
     size = run_size(run)
     memory_bytes = peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback)
-    disk_bytes = peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
     return (
         Estimate("memory", f"about {in_bytes(memory_bytes)}"),
-        Estimate("disk", f"at most {in_bytes(disk_bytes)}, and its data"),
+        Estimate("disk", f"{disk_phrase(size.disk_bytes)}, and its data"),
         *stage_estimates(run),
         *traffic_estimates(run, reduces=True),
     )

@@ -127,6 +127,12 @@ def _by_peer(value: Callable[[PeerSeries], float | None], moment: Moment) -> Sam
             yield (row.name, row.peer), float(number)
 
 
+def _chosen(moment: Moment) -> Samples:
+    for row in peer_series(moment.picture, moment.past, moment.now_s):
+        if row.chosen:
+            yield (row.peer, row.chosen.nickname, row.chosen.team), 1.0
+
+
 KIND_LABELS: Final = ("way", "channel", "unit", "codec")
 
 
@@ -185,6 +191,13 @@ COORDINATOR_METRICS: Final = (
         "Time since the newest report of a peer that is here.",
         partial(_by_peer, lambda row: row.silent_s),
         PEER_LABELS,
+    ),
+    CoordinatorMetric(
+        "potluck_peer_info",
+        "gauge",
+        "1 for a peer that is here and has chosen a nickname or a team.",
+        _chosen,
+        ("peer", "nickname", "team"),
     ),
     CoordinatorMetric(
         "potluck_run_min_members",

@@ -8,7 +8,8 @@ from functools import reduce
 from typing import Final
 
 from coordinator.ledger.run_memory import RunPast
-from coordinator.progress.run_view import RunPicture, counted_in
+from coordinator.progress.run_view import PeerEntry, RunPicture, counted_in
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, short
 from protocol.rounds.lineage.round_row import Counted
@@ -27,12 +28,14 @@ class PeerSeries:
     Attributes:
         peer: the end of its id.
         silent_s: since its newest report.
+        chosen: what it calls itself.
     """
 
     name: str
     peer: str
     counted: Counted
     silent_s: float | None
+    chosen: ChosenName = NONE_CHOSEN
 
 
 def peer_series(picture: RunPicture, past: RunPast, now_s: float) -> Sequence[PeerSeries]:
@@ -40,10 +43,10 @@ def peer_series(picture: RunPicture, past: RunPast, now_s: float) -> Sequence[Pe
     counted = dict(counted_in(picture, past))
     here = [peer for peer, entry in picture.peers.items() if entry.report.state != "left"]
     shown = sorted(here, key=lambda peer: (-counted.get(peer, Counted()).tokens, peer))[:MAX_SERIES]
-    rows = [_row(peer, counted.pop(peer, Counted()), now_s - picture.peers[peer].seen_s) for peer in sorted(shown)]
+    rows = [_row(peer, counted.pop(peer, Counted()), picture.peers[peer], now_s) for peer in sorted(shown)]
     others = reduce(lambda a, b: Counted(a.tokens + b.tokens, a.rounds + b.rounds), counted.values(), Counted())
     return [*rows, PeerSeries(OTHERS, "", others, None)] if counted else rows
 
 
-def _row(peer: PeerId, counted: Counted, silent_s: float) -> PeerSeries:
-    return PeerSeries(peer_name(peer), short(peer), counted, round(silent_s, 3))
+def _row(peer: PeerId, counted: Counted, entry: PeerEntry, now_s: float) -> PeerSeries:
+    return PeerSeries(peer_name(peer), short(peer), counted, round(now_s - entry.seen_s, 3), entry.report.chosen)

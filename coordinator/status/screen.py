@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from averaging.host.daemon_views import rows_of, shown_state
+from averaging.host.daemon_views import named_row, rows_of, shown_state
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
 from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
@@ -138,7 +138,7 @@ def _peer_rows(status: Json) -> list[tuple[str, str]]:
         counted = f"{whole(row.get('tokens_counted'))} tokens counted"
         rows.append(
             (
-                f"  {printable(row.get('name'))}",
+                f"  {printable(named_row(row))}",
                 f"{shown_state(row)}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
             )
         )

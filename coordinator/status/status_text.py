@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from averaging.host.daemon_views import rows_of, shown_state
+from averaging.host.daemon_views import named_row, rows_of, shown_state
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
@@ -46,7 +46,7 @@ def _peer_line(row: Mapping[str, object]) -> str:
     loss = row.get("loss")
     said = f", {bits(loss)} bits per byte" if isinstance(loss, (int, float)) else ""
     return (
-        f"  {row.get('name', '?'):<24} {shown_state(row):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
+        f"  {named_row(row):<24} {shown_state(row):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
         f"{said}, seen {duration(row.get('last_seen_s'))} ago"
     )
 

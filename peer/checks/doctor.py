@@ -34,10 +34,8 @@ def run_doctor(config: PeerConfig, invite_text: str, *, as_json: bool) -> int:
     """Read, judge and print: first this machine, then the way to the host of the invite, or of the last run if the invite is empty.
     Returns the exit code: 0 if nothing fails, else that of a MachineError.
     """
-    num_parameters = _num_parameters(config.state_dir, invite_text)
-    machine = read_machine(
-        config.state_dir, config.device, cache_bytes=config.cache_bytes, num_parameters=num_parameters
-    )
+    run = _last_run(config.state_dir, invite_text)
+    machine = read_machine(config.state_dir, config.device, cache_bytes=config.cache_bytes, run=run)
     findings = judge(machine) + _judge_plan(config, machine, invite_text)
     if not as_json:
         print("\n".join(report_lines(findings)), flush=True)
@@ -86,14 +84,8 @@ def check_before_join(config: PeerConfig, invite_text: str) -> None:
     Raises:
         MachineError: the first check that fails.
     """
-    num_parameters = _num_parameters(config.state_dir, invite_text)
-    readings = read_machine(
-        config.state_dir,
-        config.device,
-        cache_bytes=config.cache_bytes,
-        num_parameters=num_parameters,
-        asks_torch=False,
-    )
+    run = _last_run(config.state_dir, invite_text)
+    readings = read_machine(config.state_dir, config.device, cache_bytes=config.cache_bytes, run=run, asks_torch=False)
     findings = judge(readings)
     for finding in findings:
         if finding.level is Level.FAIL:
@@ -104,10 +96,10 @@ def check_before_join(config: PeerConfig, invite_text: str) -> None:
             print(f"potluck: warn: {finding.name}: {finding.found}{fix}", file=sys.stderr, flush=True)
 
 
-def _num_parameters(state_dir: Path, invite_text: str) -> int:
-    """Number of parameters of the model of the last joined run; 0 if unknown."""
+def _last_run(state_dir: Path, invite_text: str) -> RunConfig | None:
+    """The run of the invite, or the last joined one; None if it is not known here, or cannot be read in time."""
     found = within(READING_WITHIN_S, partial(_run_kept, state_dir, invite_text))
-    return 0 if found is None or isinstance(found, Unread) else found.held_elements
+    return None if isinstance(found, Unread) else found
 
 
 def _run_kept(state_dir: Path, invite_text: str) -> RunConfig | None:

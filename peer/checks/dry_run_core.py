@@ -7,12 +7,9 @@ from typing import Final
 
 from protocol.errors import MachineError
 from protocol.estimates.dry_run import Estimate, traffic_estimates
-from protocol.estimates.estimates import (
-    STATE_BYTES_PER_PARAMETER,
-    peer_disk_bytes,
-    run_size,
-)
+from protocol.estimates.estimates import run_size
 from protocol.estimates.pipeline_estimates import stage_estimates
+from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, disk_phrase
 from protocol.pipeline.placement.cutting import stages_that_fit
 from protocol.pipeline.placement.peer_memory import PEER_MEMORY_BASE_BYTES, peer_memory_bytes
 from protocol.run.manifest import RunConfig
@@ -38,18 +35,17 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
         return (
             Estimate("model", _UNKNOWN),
             Estimate("memory", f"{_UNKNOWN}; {in_bytes(PEER_MEMORY_BASE_BYTES)} beside the model"),
-            Estimate("disk", f"{_UNKNOWN}; of it at most {in_bytes(offer.cache_bytes)} of data"),
+            Estimate("disk", f"{_UNKNOWN}; beside it at most {in_bytes(offer.cache_bytes)} of data"),
             Estimate("traffic", _UNKNOWN),
             *_quota(offer),
         )
     size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
-    disk_bytes = data_kept_bytes + peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
     return (
         Estimate("model", f"{whole(size.num_parameters)} parameters"),
         Estimate(
             "memory", f"about {in_bytes(peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback))}"
         ),
-        Estimate("disk", f"at most {in_bytes(disk_bytes)}, of it {in_bytes(data_kept_bytes)} of data"),
+        Estimate("disk", f"{disk_phrase(size.disk_bytes)}, and {in_bytes(data_kept_bytes)} of data"),
         Estimate(
             "at the start",
             f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",

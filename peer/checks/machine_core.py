@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from protocol.estimates.estimates import peer_disk_bytes
 from protocol.identity.key_disk import EXPECTED, REMEDY
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 
@@ -185,6 +184,7 @@ class Readings:
     Attributes:
         device: the owner's choice for training: auto, cpu, cuda or mps.
         num_parameters: of the model of the last run, 0 if no run is known.
+        run_disk_bytes: the most that the last run keeps on disk, without data and log; 0 if no run is known.
         torch: None if torch was not asked, because importing it is slow.
     """
 
@@ -198,6 +198,7 @@ class Readings:
     sockets: Sockets | Unread
     open_files: int | Unread
     versions: Versions | Unread
+    run_disk_bytes: int = 0
 
 
 def judge(readings: Readings) -> tuple[Finding, ...]:
@@ -209,7 +210,7 @@ def judge(readings: Readings) -> tuple[Finding, ...]:
     findings += [
         _memory(readings.memory, readings.num_parameters),
         _cores(readings.cores),
-        _disk(readings.disk, readings.num_parameters),
+        _disk(readings.disk, readings.run_disk_bytes),
         _sockets(readings.sockets),
         _open_files(readings.open_files),
         _versions(readings.versions),
@@ -389,7 +390,7 @@ def _cores(cores: Cores | Unread) -> Finding:
     )
 
 
-def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
+def _disk(disk: Disk | Unread, run_disk_bytes: int) -> Finding:
     if isinstance(disk, Unread):
         return unread("disk", disk)
     if not disk.is_writable:
@@ -398,11 +399,11 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     if disk.missing:
         found = f"the disk of {disk.folder} {disk.missing}; expected {EXPECTED}"
         return Finding("disk", Level.FAIL, found, REMEDY)
-    needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
+    needed_bytes = disk.cache_bytes + run_disk_bytes
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
     found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
     # Without a run the model's size is unknown; only the data has a limit.
-    takes = f"{'the last run' if num_parameters else 'data'} takes up to {in_gib(needed_bytes)}"
+    takes = f"{'the last run' if run_disk_bytes else 'data'} takes up to {in_gib(needed_bytes)}"
     if disk.taken_bytes:
         takes += f", {in_gib(disk.taken_bytes)} of it there"
     fix = "free some, or choose another disk with --state-dir; keep less data with POTLUCK_PEER_CACHE_BYTES"

@@ -38,8 +38,10 @@ from peer.checks.machine_core import (
 from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
 from peer.machine.rocm import rocm_environment
 from protocol.errors import MachineError
+from protocol.estimates.estimates import run_size
 from protocol.identity.key_disk import missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
+from protocol.run.manifest import RunConfig
 
 T = TypeVar("T")
 
@@ -101,16 +103,17 @@ def within(limit_s: float, read: Callable[[], T]) -> T | Unread:
 
 
 def read_machine(
-    state_dir: Path, device: str, *, cache_bytes: int, num_parameters: int = 0, asks_torch: bool = True
+    state_dir: Path, device: str, *, cache_bytes: int, run: RunConfig | None = None, asks_torch: bool = True
 ) -> Readings:
-    """Take all readings. `device`: auto, cpu, cuda or mps; `num_parameters` of the model of the last run, 0 for none. Blocks for
+    """Take all readings. `device`: auto, cpu, cuda or mps; `run`: the last one, None if it is not known. Blocks for
     the sum of the deadlines at most. Without torch it is quick on a healthy machine.
     """
     torch = read_torch() if asks_torch else None
     uuid = (torch.card or None) if isinstance(torch, Torch) else None
     return Readings(
         device=device,
-        num_parameters=num_parameters,
+        num_parameters=0 if run is None else run.held_elements,
+        run_disk_bytes=0 if run is None else run_size(run).disk_bytes,
         torch=torch,
         graphics=within(CARD_WITHIN_S, partial(read_graphics, uuid, takes_any=asks_torch)),
         memory=within(READING_WITHIN_S, read_memory),

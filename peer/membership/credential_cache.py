@@ -16,6 +16,7 @@ from averaging.network.seams.directory import PeerRecord, decode_peer_record, op
 from averaging.network.seams.interfaces import Clock, DirectoryEntry, Network
 from peer.membership.saved_membership import lasting
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, TransportError
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.credential import check_credential
 from protocol.identity.identity import Signer, Verifier
 from protocol.identity.names import peer_name
@@ -75,6 +76,12 @@ class CredentialCache:
         self._bulk: dict[PeerId, tuple[BulkAddress, ...]] = {}
         self.own_experts: tuple[int, ...] = ()
         """The experts that our record lists. Changed by `hold`."""
+
+        self.chosen: dict[PeerId, ChosenName] = {}
+        """The name and the team that each listed peer chose, for display only."""
+
+        self.own_chosen = NONE_CHOSEN
+        """The name in our record. Set before the first one is made."""
 
         self.own_changed = trio.Event()
         """Set when our record changes; a new event replaces it."""
@@ -199,8 +206,8 @@ class CredentialCache:
         addresses: Sequence[str] = (),
         bulk: Sequence[BulkAddress] = (),
     ) -> bytes:
-        """Our signed directory record: credential, addresses and held experts."""
-        payload = PeerRecord(self._own, tuple(addresses), self.own_experts, tuple(bulk)).encode()
+        """Our signed directory record: credential, addresses, held experts and the name that our owner chose."""
+        payload = PeerRecord(self._own, tuple(addresses), self.own_experts, tuple(bulk), self.own_chosen).encode()
         return seal_record(signer, self._run_id, sequence, expires_unix_s, payload)
 
     def take_records(self, entries: Sequence[DirectoryEntry]) -> tuple[PeerId, ...]:
@@ -218,6 +225,7 @@ class CredentialCache:
         self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
         self._experts = {peer: experts for peer, experts in self._experts.items() if peer in listed}
         self._bulk = {peer: bulk for peer, bulk in self._bulk.items() if peer in listed}
+        self.chosen = {peer: chosen for peer, chosen in self.chosen.items() if peer in listed}
         relisted, self.relisted = self.relisted, trio.Event()
         relisted.set()
         return tuple(PeerId(e.subkey) for e in entries if self._is_known(PeerId(e.subkey)))
@@ -232,6 +240,7 @@ class CredentialCache:
         self._addresses[peer] = record.addresses
         self._experts[peer] = record.experts
         self._bulk[peer] = record.bulk
+        self.chosen[peer] = record.chosen
 
     def lasting_addresses(self) -> tuple[str, ...]:
         """Addresses of the members that have been listed longest. They are a way to reconnect while the host is away."""

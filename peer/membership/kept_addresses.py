@@ -111,9 +111,11 @@ def listening_port(addresses: Sequence[str]) -> int:
 
 
 async def keep_addresses(config: PeerConfig, network: Network, http_port: int) -> str:
-    """Remember the addresses in use. Returns the line about the TCP ports for the owner."""
+    """Remember the addresses in use. Returns the line about the TCP ports for the owner; that of the status page is told with its
+    address.
+    """
     bulk_port = next((address.port for address in network.bulk_addresses()), 0)
     kept = await trio.to_thread.run_sync(keep, config, network.addresses(), bulk_port, http_port)
     named = [(0 if config.no_listen else kept.listen_port, "peers"), (bulk_port, "weights and data")]
-    ports = [f"{port} ({purpose})" for port, purpose in (*named, (http_port, "status page")) if port]
-    return f"ports: TCP {', '.join(ports)}"
+    ports = [f"{port} ({purpose})" for port, purpose in named if port]
+    return f"ports: TCP {', '.join(ports)}" if ports else "ports: none, since it takes no connections"

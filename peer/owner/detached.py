@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from averaging.host.hints import with_folder
 from averaging.host.http_client import get_json, read_status_address
 from averaging.host.log_file import LOG_FOLDER
 from peer.owner.running_peer import refuse_second_peer, running_peer
@@ -79,8 +80,8 @@ def join_detached(
     process.returncode = 0  # it outlives this command, which is no mistake to warn of
     return [
         f"the peer runs in the background, as process {process.pid}{'' if has_joined else ', and is still joining'}",
-        "see it:  potluck status, potluck logs -f",
-        "stop it: potluck stop",
+        with_folder("see it:  potluck status, potluck logs -f"),
+        with_folder("stop it: potluck stop"),
         f"output:  {output}",
     ]
 

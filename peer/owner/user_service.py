@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from averaging.host.hints import with_folder
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.tables import printable
 
@@ -112,7 +113,7 @@ def install_service(text: str, path: Path, systemctl: Runner = run_systemctl) ->
         raise
     return [
         f"installed and started: {path}",
-        f"see it:  potluck status, or systemctl --user status {UNIT}",
+        with_folder(f"see it:  potluck status, or systemctl --user status {UNIT}"),
         f"stop it: systemctl --user stop {UNIT}; for good: potluck service remove",
         _LINGER,
     ]

@@ -39,6 +39,7 @@ from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, uni
 from peer.session.isolation import watch_isolation
 from peer.session.session import JoinedSession, PeerSession
 from peer.status.status_of import status_of
+from peer.training.plan.card_report import with_notes
 from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.host.reports import HeldoutResult
@@ -145,7 +146,7 @@ async def train_in_lanes(
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
     async with open_stage_process(plan, joined.life.worker) as process:
         joined.life.board.machine.trains_on = lambda: process.card
-        joined.life.board.card_report = lambda: process.card_report
+        joined.life.board.card_report = lambda: with_notes(process.card_report, process.compile_note)
         control = LaneControl(process, shares, first)
         holders = _holders(joined, run, rounds)
         moves = _moves(joined, run, holders, control)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from averaging.host.settings import DaemonSettings, HostName, ListenHost, NotifyUrl, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
@@ -15,6 +15,7 @@ from peer.settings.hours_core import parse_hours
 from peer.training.plan.card_plan import Fit, Switch, WishedPrecision, Wishes
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
+from protocol.identity.chosen_name import ChosenName, checked_name
 
 Ceiling = Annotated[int, Field(ge=0, le=120)]
 """Degrees Celsius, 0 for none. No chip survives more than the maximum."""
@@ -135,6 +136,14 @@ class PeerConfig(PlaceConfig):
     screen: Literal["auto", "live", "plain"] = "auto"
     """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""
 
+    nickname: str = ""
+    """Name to show beside this peer's own, on the run's page and to everybody in the run: at most 32 characters. Names need not be
+    unique. None if not given.
+    """
+
+    team: str = ""
+    """Team to count this peer's tokens for, shown as the nickname is: at most 32 characters. None if not given."""
+
     notify_url: NotifyUrl = ""
     """Web address that gets a line of JSON about what is unusual or final: the run is complete, training is too hot or has stopped, at
     most one of a kind an hour. Only https, or http on this machine. Better in peer.toml or a variable than as a flag, since others on
@@ -145,6 +154,16 @@ class PeerConfig(PlaceConfig):
     def wishes(self) -> Wishes:
         """The owner's part of the card's plan."""
         return Wishes(fit=self.fit, precision=self.precision, compiles=self.compile)
+
+    @property
+    def chosen(self) -> ChosenName:
+        """The name and the team that others are told."""
+        return ChosenName(self.nickname, self.team)
+
+    @field_validator("nickname", "team")
+    @classmethod
+    def _check_name(cls, text: str, info: ValidationInfo) -> str:
+        return checked_name(text, str(info.field_name))
 
     @field_validator("weekly_hours")
     @classmethod

@@ -119,6 +119,7 @@ def make_report(
         start_record=start_record,
         known_revocations=known_revocations,
         version=board.version,
+        chosen=sources.chosen,
         is_outbound_only=board.is_outbound_only,
         beside=tuple(_standing(other.chain) for other in beside),
         experts=sources.experts.wanted if sources.experts is not None else (),

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from averaging.host.hints import with_folder
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
 from averaging.storage.full_disk import ROOM_AGAIN
 from peer.status.status import PeerStatus
@@ -19,6 +20,7 @@ from peer.status.status_text import (
     is_disk_full,
     next_round,
     of_the_run,
+    own_name,
     progress,
     round_line,
     speed,
@@ -101,9 +103,9 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     """The panel: what is unusual, progress bars and the rows of `potluck status`."""
     if last := ending(status):
         return Panel(Text(last), title=Text(f"{status.name} in {printable(status.run)}"))
-    strange = [Text(text, style="bold yellow") for text in unusual(status)]
+    strange = [Text(with_folder(text), style="bold yellow") for text in unusual(status)]
     state = rows_of_text([("state", state_and_reason(status))], style="bold")
-    title = f"{status.name} in {printable(status.run or 'a run')} (Ctrl-C leaves)"
+    title = f"{printable(own_name(status))} in {printable(status.run or 'a run')} (Ctrl-C leaves)"
     rows = rows_of_text(status_rows(status))
     return Panel(Group(*strange, bars_of(_bars(status)), Text(""), state, rows), title=Text(title))
 

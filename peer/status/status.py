@@ -100,6 +100,7 @@ class PeerStatus(BaseModel):
     Attributes:
         peer: peer id.
         name: its stable two-word name.
+        nickname, team: chosen by the owner, for display only; empty for none.
         state: "joining", "catching up", "training", "spare" (in a pipeline run: serves no lane, trains nothing and replaces a lost
             peer), "paused", "waiting", "leaving" or "finished"; in the final status also "left on" and "ended on" a date, the latter
             by an error.
@@ -148,6 +149,9 @@ class PeerStatus(BaseModel):
         download_bytes_here: bytes received of the state that is being downloaded, of `download_bytes_all` from `download_donors`
             peers. All are 0 while there is no download.
         disk_bytes: disk use of the run's folder; `disk_bound_bytes` is the limit for states, updates and log. Both exclude data.
+        disk_files_bound_bytes: `disk_bound_bytes` without the log, which grows by a certificate a round.
+        skipped_steps: steps of this process that were not taken, because their gradient was not finite.
+        compile_note: why layers run eagerly although the plan compiles them; empty if they need no reason.
         disk_free_bytes: free bytes on the disk of the state folder, of its `disk_all_bytes`; None if unknown.
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; likewise `gpu_busy` (0 to 1), `gpu_celsius` and
@@ -179,6 +183,8 @@ class PeerStatus(BaseModel):
 
     peer: str
     name: str
+    nickname: str = ""
+    team: str = ""
     run: str = ""
     state: str = "joining"
     state_s: float = 0.0
@@ -228,6 +234,8 @@ class PeerStatus(BaseModel):
     card_expected_bytes: int | None = None
     card_used_bytes: int | None = None
     mfu: float | None = None
+    compile_note: str = ""
+    skipped_steps: int = 0
     download_bytes_here: int = 0
     download_bytes_all: int = 0
     download_donors: int = 0
@@ -235,6 +243,7 @@ class PeerStatus(BaseModel):
     download_left_s: float | None = None
     disk_bytes: int = 0
     disk_bound_bytes: int = 0
+    disk_files_bound_bytes: int = 0
     disk_free_bytes: int | None = None
     disk_all_bytes: int | None = None
     memory_bytes: int = 0

@@ -19,6 +19,7 @@ from peer.status.status_board import StatusBoard
 from peer.status.traffic import since_start, traffic_fields, traffic_row
 from peer.training.plan.card_report import CardReport
 from protocol.errors import RefusedError
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, short
@@ -52,6 +53,7 @@ class Sources:
         service: the rounds that show the run's progress: those of the spine, or of our unit if every unit has the spine's rounds.
         others: the rounds of the other units held here.
         follower: the records of the spine, if this peer does not hold it.
+        chosen: what the owner calls this peer.
     """
 
     board: StatusBoard
@@ -65,10 +67,12 @@ class Sources:
     others: tuple[RoundService, ...] = ()
     follower: SpineFollower | None = None
     lanes: Callable[[], LaneStatus] | None = None
+    chosen: ChosenName = NONE_CHOSEN
 
     def has_joined(self, roster: CredentialCache, ways_in: tuple[str, ...], session: int) -> None:
         """Set this process's membership, and the addresses of other peers at its start."""
         self.roster, self.ways_in, self.board.session = roster, ways_in, session
+        roster.own_chosen = self.chosen
 
     def begin_rounds(
         self,
@@ -102,6 +106,8 @@ def status_of(sources: Sources) -> PeerStatus:
     status = PeerStatus(
         peer=board.peer,
         name=peer_name(board.peer),
+        nickname=sources.chosen.nickname,
+        team=sources.chosen.team,
         run=board.run_name,
         state=board.state,
         reason=board.reason,
@@ -191,7 +197,17 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
     ]
     away = sorted(counted.keys() - service.state.peers.keys() - {sources.board.peer})
     rows = [_own_row(sources, service, counted.get(sources.board.peer, Counted())), *others]
-    return [*rows, *(_row_of(peer, counted[peer]) for peer in away)]
+    rows += [_row_of(peer, counted[peer]) for peer in away]
+    return [{**row, **_known_of(sources.roster, PeerId(str(row["peer"])))} for row in rows]
+
+
+def _known_of(roster: CredentialCache | None, peer: PeerId) -> dict[str, object]:
+    """The roster's knowledge of another peer: a ban, and the name that it chose. Our own name is in our row already."""
+    if roster is None:
+        return {"is_banned": False}
+    chosen = roster.chosen.get(peer, NONE_CHOSEN)
+    names = {"nickname": chosen.nickname, "team": chosen.team} if chosen else {}
+    return {"is_banned": roster.is_banned(peer), **names}
 
 
 def _row_of(peer: PeerId, counted: Counted) -> dict[str, object]:
@@ -214,6 +230,8 @@ def _own_row(sources: Sources, service: RoundService, counted: Counted) -> dict[
     return {
         "peer": board.peer,
         "name": peer_name(board.peer),
+        "nickname": sources.chosen.nickname,
+        "team": sources.chosen.team,
         "state": _shown_state(board, training, None).get("state", board.state),
         "index": service.state.link.index,
         "last_seen_s": 0.0,
@@ -314,6 +332,8 @@ def _of_card(card: CardReport, tokens_per_s: float) -> dict[str, object]:
         "card_expected_bytes": card.expected_bytes,
         "card_used_bytes": card.used_bytes or None,
         "mfu": card.mfu(tokens_per_s),
+        "compile_note": card.compile_note,
+        "skipped_steps": card.skipped_steps,
     }
 
 
@@ -322,18 +342,20 @@ def _of_rounds(sources: Sources) -> dict[str, object]:
     if service is None:
         return {}
     chain, state, now_s = service.chain, service.state, board.clock.monotonic_s()
+    chains = [each.chain for each in (service, *sources.others)]
     fields: dict[str, object] = {
         "unit": service.unit,
         "head": chain.head.commit.hex(),
         "index": chain.head.index,
         "state_root": chain.root.hex(),
-        "is_sound": all(each.chain.is_sound for each in (service, *sources.others)),
+        "is_sound": all(each.is_sound for each in chains),
         "state_commit": chain.rooted.hex(),
         "total_tokens": chain.head.total_tokens,
         "eta_s": board.rounds.eta.left_s(chain.head.total_tokens, board.target_total_tokens),
         **round_progress(state, now_s),
         "disk_bytes": board.disk_bytes,
-        "disk_bound_bytes": sum(each.chain.disk_bound_bytes for each in (service, *sources.others)),
+        "disk_bound_bytes": sum(chain.disk_bound_bytes for chain in chains),
+        "disk_files_bound_bytes": sum(chain.disk_bound_bytes - chain.tools.log.bound_bytes for chain in chains),
         "suspected": _suspected(service, now_s),
         "round_waiting": _with_names(service.waiting, service),
         "units": tuple(_place(other, now_s) for other in sources.others),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from peer.status.status import PeerStatus
+from protocol.estimates.unit_disk import disk_phrase
+from protocol.identity.chosen_name import called
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
 _LEAST_REPORTED_S: Final = 5.0
@@ -12,6 +14,11 @@ _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
 )
 _UNSOUND: Final = "the state differs from the one that the run attests; it is being rebuilt"
+
+
+def own_name(status: PeerStatus) -> str:
+    """The peer's own name, with the nickname that its owner chose."""
+    return called(status.name, status.nickname)
 
 
 def state_phrase(status: PeerStatus) -> str:
@@ -122,11 +129,20 @@ def speed(status: PeerStatus) -> str:
 
 
 def card_line(status: PeerStatus) -> str:
-    """How the card trains and why, the memory used, and the share of its peak; empty before it is known."""
+    """How the card trains and why, the memory used, the share of its peak, and what did not go by plan; empty before it is known."""
     used = f"{in_bytes(status.card_used_bytes)} used" if status.card_used_bytes is not None else ""
     share = f"{status.mfu:.0%} of the card's peak" if status.mfu is not None else ""
     told = ", ".join(filter(None, (used, share)))
-    return "; ".join(filter(None, (status.card_plan, told)))
+    return "; ".join(filter(None, (status.card_plan, told, skipped(status), status.compile_note)))
+
+
+def skipped(status: PeerStatus) -> str:
+    """How many steps were not taken, and why; empty for none."""
+    return (
+        f"{several(status.skipped_steps, 'step')} skipped, whose gradient was not finite"
+        if status.skipped_steps
+        else ""
+    )
 
 
 def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
@@ -139,13 +155,14 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
             f"{status.tokens_trained:,} tokens trained since the start, counted in {several(status.rounds_counted, 'round')}",
         ),
         ("traffic", _traffic(status)),
-        ("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}"),
+        ("disk", _disk(status)),
         ("memory", in_bytes(status.memory_bytes)),
         ("last round", _last_round(status)),
         ("rounds", "" if status.offline or is_disk_full(status) or _is_in_next_round(status) else status.round_waiting),
         *_run_rows(status),
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
+        ("team", status.team),
         ("start", status.restarted),
         ("root", status.state_root[:16]),
     ]
@@ -154,7 +171,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
 
 def status_lines(status: PeerStatus) -> list[str]:
     """The identity and the state, what is unusual, progress, then the rows of `status_rows`."""
-    first = f"{status.name} in {status.run or 'no run yet'}: {state_and_reason(status)}"
+    first = f"{own_name(status)} in {status.run or 'no run yet'}: {state_and_reason(status)}"
     lines = [printable(first), *unusual(status), *([ending(status)] if ending(status) else []), progress(status)]
     lines += [next_round(status)] if status.round_target_tokens else []
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
@@ -163,6 +180,12 @@ def status_lines(status: PeerStatus) -> list[str]:
 def _is_in_next_round(status: PeerStatus) -> bool:
     """Whether the line about the next round tells the same."""
     return status.round_target_tokens > 0 and status.round_waiting.startswith("training: round ")
+
+
+def _disk(status: PeerStatus) -> str:
+    """The disk that is used, and the limit that a dry run has told; no limit before there are rounds."""
+    used = in_bytes(status.disk_bytes)
+    return f"{used}, {disk_phrase(status.disk_files_bound_bytes)}" if status.disk_files_bound_bytes else used
 
 
 def _traffic(status: PeerStatus) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from peer.training.plan.card_report import CardReport, with_notes
 from peer.training.worker_channel import Failed, OutOfMemory, Progress
 
 log = structlog.get_logger()
@@ -35,6 +36,10 @@ class WorkerNotes:
     def leaves_card(self) -> bool:
         """Whether the card failed so often that the next life is better without it."""
         return self._card_faults >= MOST_CARD_FAULTS
+
+    def added_to(self, report: CardReport | None) -> CardReport | None:
+        """The report on the card with these notes, for the owner."""
+        return with_notes(report, self.compile_note, self.skipped_steps)
 
     def take(self, event: Progress) -> None:
         """Note what a running process says."""

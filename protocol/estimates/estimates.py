@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, feedback_disk_bytes, unit_disk_bytes
 from protocol.run.traffic import update_bytes
 
 if TYPE_CHECKING:
@@ -16,22 +17,11 @@ if TYPE_CHECKING:
 
 SECONDS_PER_DAY: Final = 86_400
 
-PEER_DISK_BYTES_PER_PARAMETER: Final = 120
-"""Ten kept states of 8 bytes, updates that weigh four states, and one more being written (averaging/rounds/lineage/retention.py).
-"""
-
-FEEDBACK_DISK_BYTES_PER_PARAMETER: Final = 9
-"""Two copies on disk, a part of one being written, and a header for each chunk (averaging/state/residual_files.py)."""
-
 HOST_MEMORY_BASE_BYTES: Final = 1 << 29
 """Measured: one Python process with torch, p2pd, and the pieces of text that are packed."""
 
 HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
 """Measured: a state (8), written as a checkpoint and read back to verify it, with some margin."""
-
-STATE_BYTES_PER_PARAMETER: Final = 8
-"""A parameter and its momentum in float32 (averaging/state/state.py)."""
-
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
 """Measured: a commit's row and three points of the loss curves, with their index entries and checksums
@@ -54,6 +44,7 @@ class RunSize:
         result_bytes: of one encoded mean of them.
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
         fast_tokens_per_s: a swarm that trains more than this reaches the target before the longest interval, so it has more rounds.
+        disk_bytes: the most that a peer keeps of the run, without its data and the log of the rounds.
         has_feedback: whether the run has error feedback, which every peer keeps next to its state.
         fast_rounds: of the whole run, for such a swarm; a slower one needs more.
     """
@@ -66,29 +57,27 @@ class RunSize:
     slow_rounds_per_day: int
     fast_tokens_per_s: float
     fast_rounds: int
+    disk_bytes: int
     has_feedback: bool = False
 
 
 def run_size(config: RunConfig) -> RunSize:
     """The size of a run, from its model, codec and cadence: a round is due at the target tokens or the longest interval (R5)."""
     num_parameters, held, section = config.num_elements, config.held_elements, config.round
+    result_bytes = update_bytes(config.result_codec, held, config.chunk_elements)
+    feedback_bytes = feedback_disk_bytes(held, config.chunk_elements) if section.feedback > 0 else 0
     return RunSize(
         num_parameters=num_parameters,
         held_parameters=held,
         state_bytes=STATE_BYTES_PER_PARAMETER * num_parameters,
         update_bytes=update_bytes(section.codec, held, config.chunk_elements),
-        result_bytes=update_bytes(config.result_codec, held, config.chunk_elements),
+        result_bytes=result_bytes,
         slow_rounds_per_day=int(SECONDS_PER_DAY / section.longest_interval_s),
         fast_tokens_per_s=section.target_tokens / section.longest_interval_s,
         fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),
+        disk_bytes=unit_disk_bytes(held, result_bytes, feedback_bytes),
         has_feedback=section.feedback > 0,
     )
-
-
-def peer_disk_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:
-    """The most disk that a peer needs, without its data."""
-    per_parameter = PEER_DISK_BYTES_PER_PARAMETER + (FEEDBACK_DISK_BYTES_PER_PARAMETER if has_feedback else 0)
-    return per_parameter * num_parameters
 
 
 def host_memory_bytes(num_parameters: int) -> int:

@@ -24,12 +24,15 @@ _MOVING: Final = (
     "could_tokens_per_s",
 )
 _BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations", "double_votes")
+_NAMES: Final = ("chosen",)
+"""Fixed for the life of a process, so the first whole report brings them. A host that does not know them finds the same digest."""
+
 _EMPTY: Final = PeerReport("", "", UnitName(""))
 
 
 def report_digest(report: PeerReport) -> bytes:
     """8 bytes that two reports of a peer share when they report the same heads."""
-    others = {name: getattr(_EMPTY, name) for name in (*_MOVING, *_BROUGHT)}
+    others = {name: getattr(_EMPTY, name) for name in (*_MOVING, *_BROUGHT, *_NAMES)}
     return sha256(encode_report(dataclasses.replace(report, like=b"", **others))).digest()[:REPORT_DIGEST_BYTES]
 
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Final
 
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
@@ -146,6 +147,7 @@ class PeerReport:
         lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
         could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
         double_votes: proofs that voters contradicted themselves, which this peer found or was shown.
+        chosen: name and team, for display only. A received one that cannot be shown is empty.
     """
 
     state: str
@@ -179,13 +181,14 @@ class PeerReport:
     lane: int | None = None
     could_tokens_per_s: float = 0.0
     double_votes: tuple[AckPair, ...] = ()
+    chosen: ChosenName = NONE_CHOSEN
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
         for name in ("head", "state_commit", "state_root"):
             require_hash_or_none(name, getattr(self, name))
-        for text in (self.state, self.reason, self.unit, self.version, *self.addresses):
+        for text in (self.state, self.reason, self.unit, self.version, self.nickname, self.team, *self.addresses):
             require(len(text) <= MAX_TEXT, f"a text of {len(text)} letters in a report", f"at most {MAX_TEXT}")
         for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down"):
             value = getattr(self, name)
@@ -202,6 +205,16 @@ class PeerReport:
         sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
+
+    @property
+    def nickname(self) -> str:
+        """The name that the volunteer chose; empty for none."""
+        return self.chosen.nickname
+
+    @property
+    def team(self) -> str:
+        """The team that the volunteer chose; empty for none."""
+        return self.chosen.team
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +295,7 @@ def decode_report(data: bytes) -> PeerReport:
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
         "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
+        "chosen": ChosenName(received_name(values.pop("nickname")), received_name(values.pop("team"))),
         "double_votes": tuple(AckPair(p.one, p.other) for p in body.double_votes[: MAX_DOUBLE_VOTES + 1]),
     }
     return PeerReport(**values)

@@ -8,7 +8,7 @@ Inside is the peer's credential, because free identities could fill the director
 
 Next come its addresses for direct bulk streams, if it takes any: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of experts or of
 stages the last line names those that the peer holds: "experts 0 3". A line "pace 1200" before it is ignored: other releases write
-it.
+it. So a line "pace = anna oak" is skipped by them, and tells the name and the team that the owner chose, percent-encoded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
 
 from averaging.network.seams.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
 from averaging.network.seams.bulk_address import BulkAddress, decode_addresses
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.credential import check_credential
 from protocol.identity.envelope import Envelope, open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
@@ -42,7 +44,9 @@ MAX_ADDRESS_LETTERS: Final = 256
 _LENGTH: Final = struct.Struct(">H")
 _EXPERTS: Final = "experts "
 _BULK: Final = "bulk "
-_PACE: Final = "pace "
+_SKIPPED: Final = "pace "
+_CHOSEN: Final = f"{_SKIPPED}= "
+"""Before the chosen name and team, percent-encoded. Every release skips a line that begins with `_SKIPPED`, and reads no other."""
 
 
 class Record(NamedTuple):
@@ -54,12 +58,15 @@ class Record(NamedTuple):
 
 
 class PeerRecord(NamedTuple):
-    """Contents of a peer's record: credential, multiaddresses (each ending in /p2p/<its own id>), experts, bulk addresses."""
+    """Contents of a peer's record: credential, multiaddresses (each ending in /p2p/<its own id>), experts, bulk addresses, and
+    the name that its owner chose.
+    """
 
     credential: bytes
     addresses: tuple[str, ...] = ()
     experts: tuple[int, ...] = ()
     bulk: tuple[BulkAddress, ...] = ()
+    chosen: ChosenName = NONE_CHOSEN
 
     def encode(self) -> bytes:
         """The payload. Addresses beyond MAX_ADDRESSES and malformed ones are left out."""
@@ -67,6 +74,8 @@ class PeerRecord(NamedTuple):
         lines = fine[:MAX_ADDRESSES]
         if self.bulk:
             lines.append(_BULK + ",".join(map(str, self.bulk[:MAX_BULK_ADDRESSES])))
+        if self.chosen:
+            lines.append(f"{_CHOSEN}{quote(self.chosen.nickname)} {quote(self.chosen.team)}")
         if self.experts:
             lines.append(_EXPERTS + " ".join(map(str, self.experts)))
         return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(lines).encode()
@@ -86,14 +95,13 @@ def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
     credential = payload[_LENGTH.size : _LENGTH.size + length]
     lines = text.split("\n") if text else []
     experts = _experts(lines.pop()) if lines and lines[-1].startswith(_EXPERTS) else ()
-    if lines and lines[-1].startswith(_PACE):
-        lines.pop()
+    chosen = _chosen(lines.pop()) if lines and lines[-1].startswith(_SKIPPED) else NONE_CHOSEN
     bulk = _bulk(lines.pop()) if lines and lines[-1].startswith(_BULK) else ()
     addresses = tuple(lines)
     is_own = all(a.endswith(f"/p2p/{owner}") and len(a) <= MAX_ADDRESS_LETTERS for a in addresses)
     if len(credential) != length or len(addresses) > MAX_ADDRESSES or not is_own:
         raise RemoteProtocolError("a directory record of other contents", "a credential and the owner's addresses")
-    return PeerRecord(credential, addresses, experts, bulk)
+    return PeerRecord(credential, addresses, experts, bulk, chosen)
 
 
 def _bulk(line: str) -> tuple[BulkAddress, ...]:
@@ -101,6 +109,14 @@ def _bulk(line: str) -> tuple[BulkAddress, ...]:
     if not addresses:
         raise RemoteProtocolError("a directory record of other contents", "addresses for bulk")
     return addresses
+
+
+def _chosen(line: str) -> ChosenName:
+    """The names in a line; none for a line of an older release, or where they cannot be shown."""
+    if not line.startswith(_CHOSEN):
+        return NONE_CHOSEN
+    nickname, _, team = line.removeprefix(_CHOSEN).partition(" ")
+    return ChosenName(received_name(unquote(nickname)), received_name(unquote(team)))
 
 
 def _experts(line: str) -> tuple[int, ...]:

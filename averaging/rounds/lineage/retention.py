@@ -14,23 +14,15 @@ import trio
 from averaging.arithmetic.batched_codec import span_bytes
 from averaging.codecs import Codec
 from averaging.rounds.lineage.updates import APPLY_COST_S, UnitContext
-from averaging.state.generations import MAX_PINNED
-from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
+from averaging.state.state import UnitState
 from protocol.errors import StorageError
+from protocol.estimates import unit_disk
+from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
-
-KEPT_UPDATE_SNAPSHOTS: Final = 4
-"""Weight of the kept updates, in snapshots. One would be safe; four give a slow joiner time to finish its download."""
-
-OLD_GENERATIONS: Final = 3
-"""Old generations that fit into the span of the kept updates, one at every half of them."""
-
-OPEN_UPDATES: Final = 3
-"""Results of several attempts on the head, until it moves."""
 
 KEPT_VOTES: Final = 64
 """The least number of newest bases of the lineage on which acks are kept in full."""
@@ -56,12 +48,8 @@ def num_kept_updates(tools: UnitContext) -> int:
     """Number of newest updates that are kept: until they weigh more than some snapshots, because a snapshot is cheaper from there
     on (R24).
     """
-    return (
-        KEPT_UPDATE_SNAPSHOTS
-        * STATE_BYTES_PER_VALUE
-        * tools.grid.num_elements
-        // update_bytes(tools.result_codec, tools.grid)
-    )
+    num_values, weight = tools.grid.num_elements, update_bytes(tools.result_codec, tools.grid)
+    return unit_disk.num_kept_updates(num_values, weight, KEPT_UPDATE_SNAPSHOTS)
 
 
 def num_kept_votes(tools: UnitContext) -> int:
@@ -94,20 +82,18 @@ def max_updates(tools: UnitContext) -> int:
     """The most commits whose results are on disk. These are the kept ones, those of a lineage that is being fetched (no peer has
     more than we keep of ours), and those of the open round's attempts.
     """
-    return 2 * (num_kept_updates(tools) + 1) + OPEN_UPDATES
+    return unit_disk.max_updates(num_kept_updates(tools))
 
 
 def disk_bound_bytes(tools: UnitContext) -> int:
-    """The most bytes that a unit takes on disk. Generations: the two newest, three old ones, the last that a quorum made, those
-    that joiners download, and one being written. Then a download of our own, updates (`max_updates`), the residuals of error
-    feedback, and the log. The log may take twice its compacted size, and 1 MiB. It grows by a certificate a round; certificates
-    of lineages that were left take at most 1 MiB of it.
+    """The most bytes that a unit takes on disk: its states, updates and residuals (`unit_disk_bytes`), and the log. The log may
+    take twice its compacted size, and 1 MiB. It grows by a certificate a round; certificates of lineages that were left take at most
+    1 MiB of it.
     """
-    num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
-    updates_bytes = max_updates(tools) * update_bytes(tools.result_codec, tools.grid)
-    files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + updates_bytes
+    num_values, weight = tools.grid.num_elements, update_bytes(tools.result_codec, tools.grid)
     feedback_bytes = tools.feedback.bound_bytes if tools.feedback is not None else 0
-    return files_bytes + feedback_bytes + tools.log.bound_bytes
+    files_bytes = unit_disk.unit_disk_bytes(num_values, weight, feedback_bytes, KEPT_UPDATE_SNAPSHOTS)
+    return files_bytes + tools.log.bound_bytes
 
 
 async def keep_generation(

@@ -136,7 +136,7 @@ el("order").onchange = () => { if (full) peers(); };
 const reach = p => p.outbound_only == null ? "" : p.outbound_only ? "others cannot connect" : "open";
 
 function peers() {
-  const heads = [["peer"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
+  const heads = [["peer"], ["team", "x"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
     ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
   // Contributors that are away come with the whole status, once a round. One that has come back since is among those that are here.
   const here = new Set(now.peers.map(p => p.peer)), away = (full.away || []).filter(p => !here.has(p.peer));
@@ -144,14 +144,19 @@ function peers() {
     const who = make("span"), dot = make("i", null, "dot");
     dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
     who.append(dot, p.name);
+    if (p.nickname) who.append(" (", make("bdi", p.nickname), ")");
     who.title = p.peer;
-    const state = make("span", p.state);
+    const state = p.is_banned ? make("span", "banned", "bad") : make("span", p.state);
     state.title = p.reason;
-    return [who, state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
+    return [who, make("bdi", p.team || ""), state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
       p.loss == null ? "" : bits(p.loss).toFixed(3), reach(p), p.version, p.bytes_up == null ? "" : inBytes(p.bytes_up),
       p.bytes_down == null ? "" : inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), p.last_seen_s == null ? "" : span(p.last_seen_s),
       p.state_root.slice(0, 8)];
   }));
+  const teams = now.teams || [];
+  el("teams").parentElement.parentElement.hidden = !teams.length;
+  table("teams", [["team"], ["peers", "n"], ["counted", "n"]],
+    teams.map(t => [make("bdi", t.team), String(t.num_peers), big(t.tokens_counted)]));
 }
 
 // Neighbouring numbers get distant hues, for any number of experts.

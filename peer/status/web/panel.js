@@ -46,7 +46,9 @@ function nextRound(s) {
 }
 
 function show(s) {
-  el("name").textContent = s.name;
+  const chosen = document.createElement("bdi");
+  chosen.textContent = s.nickname;
+  el("name").replaceChildren(s.name, ...(s.nickname ? [" (", chosen, ")"] : []));
   document.title = `${s.name}: ${s.state} - Potluck`;
   el("state").textContent = s.state === "training" || s.state === "paused" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
   el("state").className = `chip ${s.state}`;
@@ -76,16 +78,17 @@ function show(s) {
     ["connections", s.is_outbound_only ? "only those made from here" : "from and to here"], ["restarted", s.restarted]]);
   facts("machine", [["up for", span(Date.now() / 1000 - s.started_unix_s)], ["memory", inBytes(s.memory_bytes)],
     ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
-    ["how it trains", s.card_plan],
+    ["how it trains", s.card_plan], ["not compiled", s.compile_note],
+    ["steps skipped", s.skipped_steps ? `${big(s.skipped_steps)}, whose gradient was not finite` : ""],
     ["card's peak that training uses", s.mfu == null ? "" : `${(100 * s.mfu).toFixed(0)}%`],
     ["memory that training took", s.card_used_bytes == null ? "" : `${inBytes(s.card_used_bytes)} of ${inBytes(s.card_expected_bytes)} expected`],
     ["card's memory", inBytes(s.gpu_memory_bytes)],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
     ["processor's temperature", s.cpu_celsius == null ? "" : `${s.cpu_celsius.toFixed(0)} °C`],
-    ["disk", `${inBytes(s.disk_bytes)}` + (s.disk_bound_bytes ? `, at most ${inBytes(s.disk_bound_bytes)} and the data` : "")],
+    ["disk", `${inBytes(s.disk_bytes)}` + (s.disk_files_bound_bytes ? `, at most ${inBytes(s.disk_files_bound_bytes)} and a log of the rounds` : "")],
     ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
-    ["version", s.version], ["peer id", s.peer]]);
+    ["team", s.team], ["version", s.version], ["peer id", s.peer]]);
 }
 
 async function look() {

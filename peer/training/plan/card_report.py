@@ -19,6 +19,8 @@ class CardReport(BaseModel):
         used_bytes: the most that torch took of the card while it trained; 0 where this is not measured.
         flops_per_token: of forward and backward pass.
         peak_flops: FLOP/s of the card in this precision; None if that is not known.
+        compile_note: why layers run eagerly although the plan compiles them; empty if they need no reason. The daemon adds this and
+            `skipped_steps`, the steps that were not taken, because their gradient was not finite.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,7 +34,16 @@ class CardReport(BaseModel):
     used_bytes: int = 0
     flops_per_token: int = 0
     peak_flops: float | None = None
+    compile_note: str = ""
+    skipped_steps: int = 0
 
     def mfu(self, tokens_per_s: float) -> float | None:
         """Model FLOPs utilisation at this speed, 0 to 1; None if it is not known."""
         return utilisation(tokens_per_s, self.flops_per_token, self.peak_flops)
+
+
+def with_notes(report: CardReport | None, compile_note: str, skipped_steps: int = 0) -> CardReport | None:
+    """A report of the training process with what its daemon has noted over all of its lives; None before there is one."""
+    if report is None:
+        return None
+    return report.model_copy(update={"compile_note": compile_note, "skipped_steps": skipped_steps})

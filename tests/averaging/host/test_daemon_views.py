@@ -55,6 +55,12 @@ HOST = DaemonView("host", "/state/host", True, "", {"run": "r"}, ("the host's li
 GONE = DaemonView("peer", "/state/peer", False, "no peer runs from /state/peer", {})
 
 
+def test_that_no_daemon_runs_is_left_to_the_error_that_follows() -> None:
+    left = replace(GONE, status={"state": "left"}, lines=("calm-otter: left",))
+    assert status_text([left, GONE]) == ["last status of the peer in /state/peer", "calm-otter: left"]
+    assert status_text([GONE]) == peers_text([left]) == rounds_text([left], 5) == []
+
+
 def test_status_says_what_runs_and_what_does_not() -> None:
     assert status_text([HOST, GONE]) == [
         "host, running, in /state/host",
@@ -156,3 +162,17 @@ def test_table_without_rows_is_its_header() -> None:
 
 def test_cells_of_strangers_cannot_move_the_cursor_or_give_orders_to_the_table() -> None:
     assert table(("A", "B"), [("\r\x07", "[red]:smile:")]) == ["A       B", "\\r\\x07  [red]:smile:"]
+
+
+def test_chosen_names_and_teams_are_listed_below_the_peers_beside_their_own_names() -> None:
+    assert not any("TEAM" in line for line in peers_text([HOST]))
+    hostile = {**PEERS[0], "nickname": "calm-otter", "team": "oak\x1b[2J"}
+    lines = peers_text([replace(HOST, peers=(hostile, PEERS[1]))])
+    assert lines[-6:] == [
+        "",
+        "NAME          NICKNAME    TEAM",
+        "brisk-lentil  calm-otter  oak\\x1b[2J",
+        "",
+        "COUNTED  PEERS  TEAM",
+        "  14.7M      1  oak\\x1b[2J",
+    ]

@@ -20,6 +20,7 @@ from coordinator.ledger.ledger_schema import MIGRATIONS, SCHEMA_VERSION
 from coordinator.ledger.run_memory import Credits, EventRow, HeardRow, RunMemory, remember, remembered
 from coordinator.policy.admission import AdmissionDecision, InviteFacts, Verdict
 from protocol.errors import MachineError, RefusedError, StorageError
+from protocol.identity.chosen_name import ChosenName
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 UNIT = UnitName("fragment-0")
@@ -125,7 +126,7 @@ def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: P
     with open_ledger(path) as ledger:
         ledger.put("port", b"1")
     with sqlite3.connect(path) as db:
-        for table in ("revocations", "checksums", "events", "heard", "credits"):
+        for table in ("revocations", "checksums", "events", "heard", "credits", "chosen_names"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     db.close()
@@ -151,10 +152,10 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
         ledger.add_progress([], [])
         ledger.add_checkpoint(checkpoint)
         event, heard = EventRow(7, 70, "peer", "brisk-lentil came", "peer"), HeardRow(PeerId("peer"), 69, "here")
-        remember(ledger, [event], [heard])
+        remember(ledger, [event], [heard], {heard.peer: ChosenName("anna", "oak")})
     with open_ledger(path) as ledger:
         assert list(ledger.commits(UNIT)) == [row]
-        assert remembered(ledger) == RunMemory([event], [heard], Credits())
+        assert remembered(ledger) == RunMemory([event], [heard], {heard.peer: ChosenName("anna", "oak")}, Credits())
         assert list(ledger.loss_points()) == [point]
         assert list(ledger.checkpoints()) == [checkpoint]
         ledger.drop_checkpoint(checkpoint.commit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from coordinator.progress.run_view import FORGET_S, LIVE_S, status_json
 from coordinator.status import local_view
 from protocol.errors import StorageError
 from protocol.host.reports import PeerReport
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.lineage.round_row import Counted
@@ -51,7 +53,8 @@ class _Host:
         await tracker.tick()
         new = self.book.note(tracker.picture(), clock.monotonic_s(), int(clock.unix_s()))
         heard_s = {peer: entry.seen_s for peer, entry in tracker.peers.items()}
-        await self.memory.look(tracker.chain, heard_s, self.book.states, [event_row(event) for event in new])
+        chosen = {peer: entry.report.chosen for peer, entry in tracker.peers.items()}
+        await self.memory.look(tracker.chain, heard_s, self.book.states, [event_row(event) for event in new], chosen)
 
     def status(self) -> Mapping[str, object]:
         return status_json(self.world.tracker.picture(), self.world.clock.monotonic_s(), self.memory.past)
@@ -271,3 +274,20 @@ def _rows(status: Mapping[str, object], name: str) -> list[dict[str, object]]:
     rows = status[name]
     assert isinstance(rows, list)
     return rows
+
+
+async def test_a_restarted_host_knows_how_peers_called_themselves_and_a_name_that_was_given_up_is_gone(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    clock = VirtualClock()
+    with open_host(tmp_path, clock) as world:
+        host = await _Host(world).start()
+        for peer in (A, B):
+            await world.tracker.report(peer, replace(READY, chosen=ChosenName("anna", "oak")))
+        await host.look()
+        await world.tracker.report(B, READY)
+        await trio.sleep(WRITE_EVERY_S + 1.0)
+        await host.look()
+    with open_host(tmp_path, clock) as world:
+        past = (await MemoryKeeper(world.writer, clock).restore()).chosen
+    assert past == {A: ChosenName("anna", "oak"), B: ChosenName()}

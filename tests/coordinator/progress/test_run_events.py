@@ -12,6 +12,7 @@ from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook
 from coordinator.progress.run_view import LIVE_S, MissingCommits, PeerEntry, RunPicture, TimedRound
 from coordinator.progress.unit_holders import UnitHolders
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
 from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, timed
@@ -176,3 +177,10 @@ def test_only_the_newest_events_are_kept_and_their_numbers_go_on() -> None:
     kept = book.newest(MAX_EVENTS * 2)
     assert [e.number for e in kept] == list(range(11, MAX_EVENTS + 11))
     assert book.newest(0) == ()
+
+
+def test_an_event_has_the_chosen_name_after_the_peers_own() -> None:
+    entry = PeerEntry(replace(peer(), chosen=ChosenName(peer_name(B))), NOW_S - 1.0)
+    assert reported(picture(), replace(picture(), peers={C: entry}))[-1:] == [
+        ("peer", f"{peer_name(C)} ({peer_name(B)}) came")
+    ]

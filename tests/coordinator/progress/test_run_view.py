@@ -10,9 +10,11 @@ from typing import cast
 import pytest
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_view import (
     LIVE_S,
+    MAX_TEAMS,
     PeerEntry,
     RunPicture,
     TimedRound,
@@ -20,13 +22,15 @@ from coordinator.progress.run_view import (
     heard,
     live_peers,
     mean_train_loss,
+    public_json,
     root_by_majority,
     status_json,
 )
 from protocol.host.reports import PeerReport
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.lineage.round_row import RoundRow
+from protocol.rounds.lineage.round_row import Counted, RoundRow
 from tests.browser.runs import AWAY_ROUNDS, NUM_ROUNDS, after_outage
 from tests.coordinator.chain_world import PEERS
 
@@ -152,3 +156,47 @@ def test_rounds_that_came_at_once_after_an_outage_have_the_speed_of_the_time_in_
     assert len(points) == NUM_ROUNDS - 1 - (AWAY_ROUNDS - 1)
     assert [speed for _, speed in points] == [pytest.approx(25_000.0, rel=0.01)] * len(points)
     assert status["eta_s"] == pytest.approx((600_000_000 - NUM_ROUNDS * 25_000 * 180) / 25_000, rel=0.01)
+
+
+def test_a_banned_peer_is_told_as_banned_to_the_host_alone_also_while_it_is_away() -> None:
+    here = {B: PeerEntry(peer(), 95.0), C: PeerEntry(peer(), 95.0)}
+    past = RunPast(Credits(1, COMMIT, {A: Counted(5, 1)}))
+    shown = status_json(replace(picture(), peers=here, banned=frozenset((A, C))), 100.0, past)
+    marks = {row["peer"]: row["is_banned"] for row in (*_rows(shown["peers"]), *_rows(shown["away"]))}
+    assert marks == {A: True, B: False, C: True}
+    public = public_json(shown)
+    assert not any("is_banned" in row for row in (*_rows(public["peers"]), *_rows(public["away"])))
+
+
+def _rows(value: object) -> list[dict[str, object]]:
+    assert isinstance(value, list)
+    return value
+
+
+def test_names_and_teams_that_peers_chose_are_told_beside_their_own_also_of_those_that_are_away() -> None:
+    oak, fir = ChosenName("<b>anna</b>", "oak"), ChosenName("", "fir")
+    past = RunPast(Credits(1, COMMIT, {A: Counted(5, 1), B: Counted(9, 1), C: Counted(7, 1)}), chosen={A: oak, B: oak})
+    here = {
+        B: PeerEntry(replace(peer(), chosen=fir), 95.0),
+        C: PeerEntry(replace(peer(), chosen=ChosenName("anna", "oak")), 95.0),
+    }
+    shown = status_json(replace(picture(), peers=here), 100.0, past)
+    told = {
+        row["peer"]: (row["name"], row["nickname"], row["team"])
+        for row in (*_rows(shown["peers"]), *_rows(shown["away"]))
+    }
+    assert told == {
+        A: (peer_name(A), oak.nickname, "oak"),
+        B: (peer_name(B), fir.nickname, "fir"),
+        C: (peer_name(C), "anna", "oak"),
+    }
+    assert shown["teams"] == [
+        {"team": "oak", "num_peers": 2, "tokens_counted": 12},
+        {"team": "fir", "num_peers": 1, "tokens_counted": 9},
+    ]
+    assert public_json(shown)["teams"] == shown["teams"]
+
+
+def test_no_more_teams_are_told_than_the_cap() -> None:
+    past = RunPast(chosen={PeerId(f"p{n}"): ChosenName("", f"team {n}") for n in range(2 * MAX_TEAMS)})
+    assert len(_rows(status_json(picture(), 100.0, past)["teams"])) == MAX_TEAMS

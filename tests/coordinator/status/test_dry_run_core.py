@@ -73,6 +73,6 @@ def test_what_each_peer_needs_is_told_too() -> None:
     lines = estimate_lines(each_peer_estimates(parse_run_config(DEFAULT)))
     assert lines[:3] == [
         "  memory     about 1.1 GB",
-        "  disk       at most 92.6 MB, and its data",
+        "  disk       at most 114.2 MB and a log of the rounds, and its data",
         "  a round    up 1.5 MB, down 1.5 MB, with 64 peers (int8)",
     ]

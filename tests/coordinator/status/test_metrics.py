@@ -113,5 +113,6 @@ def test_names_carry_base_units() -> None:
         "_members",
         "_lanes",
         "_bottleneck",
+        "_info",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []

@@ -8,6 +8,7 @@ from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.progress.run_view import PeerEntry
 from coordinator.status.metrics import Counts, Moment, render_metrics
 from coordinator.status.peer_series import MAX_SERIES, OTHERS, peer_series
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.lineage.round_row import Counted
@@ -53,3 +54,18 @@ def test_two_members_of_one_name_are_two_series_and_without_others_there_is_no_r
     )
     assert len({row.name for row in rows}) == 1
     assert len({(row.name, row.peer) for row in rows}) == len(rows) == len(pair)
+
+
+def test_chosen_names_are_an_information_of_their_own_escaped_and_bounded() -> None:
+    named = {
+        PeerId(f"peer{n:04d}"): PeerEntry(replace(peer(), chosen=ChosenName(f'x"}} {n}\\', "oak")), 95.0)
+        for n in range(300)
+    }
+    shown = replace(picture(), peers=named)
+    text = render_metrics(lambda: Moment(shown, Counts(), 100.0)).decode()
+    lines = [line for line in text.splitlines() if line.startswith("potluck_peer_info{")]
+    assert len(lines) == MAX_SERIES
+    assert lines[0] == 'potluck_peer_info{nickname="x\\"} 0\\\\",peer="er0000",team="oak"} 1.0'
+    assert "oak" not in "".join(line for line in text.splitlines() if not line.startswith("potluck_peer_info{"))
+    bare = render_metrics(lambda: Moment(picture(), Counts(), 100.0)).decode()
+    assert "potluck_peer_info{" not in bare

@@ -14,7 +14,7 @@ def test_what_a_run_takes_is_told_with_units() -> None:
     assert estimate_lines(peer_estimates(RUN, 20_000_000, OFFER))[:5] == [
         "  model         771,328 parameters",
         "  memory        about 1.1 GB",
-        "  disk          at most 112.6 MB, of it 20.0 MB of data",
+        "  disk          at most 114.2 MB and a log of the rounds, and 20.0 MB of data",
         "  at the start  fetches a state of 6.2 MB, then data as it is needed",
         "  a round       up 1.5 MB, down 1.5 MB, with 64 peers (int8)",
     ]
@@ -23,7 +23,7 @@ def test_what_a_run_takes_is_told_with_units() -> None:
 @pytest.mark.parametrize(
     ("offer", "reported"),
     [
-        (OfferedResources(1_500_000, False, 0.0), "of it 1.5 MB of data"),
+        (OfferedResources(1_500_000, False, 0.0), "and 1.5 MB of data"),
         (OfferedResources(2_000_000_000, True, 0.0), "up 783.4 kB, down 783.4 kB"),
         (
             OfferedResources(2_000_000_000, False, 1.5),
@@ -42,7 +42,7 @@ def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:
     assert lines == [
         "  model       unknown without the host",
         "  memory      unknown without the host; 1.1 GB beside the model",
-        "  disk        unknown without the host; of it at most 2.0 GB of data",
+        "  disk        unknown without the host; beside it at most 2.0 GB of data",
         "  traffic     unknown without the host",
         "  your quota  ends all that at 1 GB a day, up and down together",
     ]

@@ -170,19 +170,19 @@ def test_memory(available_bytes: int, num_parameters: int, level: Level, says: s
 
 
 @pytest.mark.parametrize(
-    ("disk", "num_parameters", "level", "says"),
+    ("disk", "run_disk_bytes", "level", "says"),
     [
         (Disk("/state", True, 2 * GIB, 0, 2 * GIB), 0, Level.OK, "data takes up to 2.0 GiB"),
         (Disk("/state", True, 2 * GIB - 1, 0, 2 * GIB), 0, Level.WARN, "--state-dir"),
         (Disk("/state", True, GIB, GIB, 2 * GIB), 0, Level.OK, "1.0 GiB of it there"),
         (Disk("/state", True, DISK_LEAST_BYTES - 1, 2 * GIB, 2 * GIB), 0, Level.FAIL, "free some"),
-        (Disk("/state", True, 100 * GIB, 0, 2 * GIB), LARGE, Level.WARN, "the last run takes up to 113.8 GiB"),
+        (Disk("/state", True, 100 * GIB, 0, 2 * GIB), 110 * GIB, Level.WARN, "the last run takes up to 112.0 GiB"),
         (Disk("/state", False, 100 * GIB, 0, 2 * GIB), 0, Level.FAIL, "cannot be written"),
         (Disk("/state", True, 100 * GIB, 0, 2 * GIB, "has no file locks"), 0, Level.FAIL, "another disk"),
     ],
 )
-def test_disk(disk: Disk, num_parameters: int, level: Level, says: str) -> None:
-    found = find(replace(FINE, disk=disk, num_parameters=num_parameters), "disk")
+def test_disk(disk: Disk, run_disk_bytes: int, level: Level, says: str) -> None:
+    found = find(replace(FINE, disk=disk, run_disk_bytes=run_disk_bytes), "disk")
     assert found.level is level
     assert says in f"{found.found}; {found.fix}"
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
-from peer.membership.kept_addresses import FILE_NAME, keep, listening_port, read_kept, with_kept
+from averaging.network.seams.interfaces import Network
+from peer.membership.kept_addresses import FILE_NAME, keep, keep_addresses, listening_port, read_kept, with_kept
 from peer.settings.config import PeerConfig
 
 
@@ -71,3 +74,15 @@ def test_peer_that_does_not_listen_keeps_the_port_of_an_earlier_start(tmp_path: 
     keep(_config(tmp_path, no_listen=True), (), 0, 7)
     assert (read_kept(tmp_path).listen_port, read_kept(tmp_path).bulk_port) == (4001, 4007)
     assert listening_port(()) == 0
+
+
+async def test_line_of_ports_leaves_the_status_page_to_its_address(tmp_path: Path) -> None:
+    def network(*bulk_ports: int) -> Network:
+        bulk = [SimpleNamespace(port=port) for port in bulk_ports]
+        told = {"addresses": lambda: ("/ip4/127.0.0.1/tcp/4001/p2p/me",), "bulk_addresses": lambda: bulk}
+        return cast(Network, SimpleNamespace(**told))
+
+    line = await keep_addresses(_config(tmp_path), network(4002), 4003)
+    assert line == "ports: TCP 4001 (peers), 4002 (weights and data)"
+    hidden = await keep_addresses(_config(tmp_path, no_listen=True), network(), 4003)
+    assert hidden == "ports: none, since it takes no connections"

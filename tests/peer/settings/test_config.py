@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from peer.settings.config import PeerConfig, whole_bytes
 from protocol.errors import ConfigError
+from protocol.identity.chosen_name import ChosenName
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,20 @@ def test_value_that_cannot_work_is_named_with_what_was_expected(flags: dict[str,
     assert found in caught.value.found
     assert caught.value.expected
     assert "--" in caught.value.remedy
+
+
+def test_nickname_and_team_come_from_flag_variable_and_file_and_a_hostile_one_is_refused(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file.write_text('nickname = "file"\nteam = " oak "\n', encoding="utf8")
+    assert PeerConfig.load({}).chosen == ChosenName("file", "oak")
+    monkeypatch.setenv("POTLUCK_PEER_NICKNAME", "variable")
+    assert PeerConfig.load({}).nickname == "variable"
+    assert PeerConfig.load({"nickname": "flag"}).nickname == "flag"
+    for hostile in ("x" * 10_000, "a\nb", "\x1b[31mred", "\u202egnp"):
+        with pytest.raises(ConfigError, match="printable characters") as refused:
+            PeerConfig.load({"team": hostile})
+        assert "peer setting team is" in refused.value.found
 
 
 def test_unknown_key_in_the_file_is_refused(config_file: Path) -> None:

@@ -58,7 +58,7 @@ def test_killed_peer_is_shown_as_it_left_the_time_before(tmp_path: Path) -> None
     write_final_status(tmp_path, STATUS)
     found = read_daemon(tmp_path)
     assert (found.is_running, found.status["index"]) == (False, 7)
-    assert status_text([found])[1:3] == ["its last status:", "calm-otter in no run yet: training"]
+    assert status_text([found])[:2] == [f"last status of the peer in {tmp_path}", "calm-otter in no run yet: training"]
 
 
 def test_peer_that_does_not_run_is_told_in_one_sentence_without_the_error_of_the_system(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class _Rounds:
         followed = [links[commit] for commit in mine]
         kept = SimpleNamespace(refused="", num_refused=0, num_damaged=0)
         self.chain = SimpleNamespace(
-            tools=SimpleNamespace(generations=kept),
+            tools=SimpleNamespace(generations=kept, log=SimpleNamespace(bound_bytes=0)),
             certificates=list(follows.certificates),
             links=followed,
             head=followed[-1],

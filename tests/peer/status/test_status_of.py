@@ -28,6 +28,7 @@ from peer.status.status_of import Sources, _with_names, known_peers, latest_roun
 from peer.status.status_text import status_lines
 from peer.status.traffic import RoundTraffic
 from protocol.frozen import replace
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Identity
 from protocol.identity.names import peer_name
@@ -39,7 +40,9 @@ from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import UNIT, Table
 from tests.virtual import InlineOffload, VirtualClock
 
-TOOLS = SimpleNamespace(generations=SimpleNamespace(refused="no space", num_refused=3, num_damaged=1))
+TOOLS = SimpleNamespace(
+    log=SimpleNamespace(bound_bytes=0), generations=SimpleNamespace(refused="no space", num_refused=3, num_damaged=1)
+)
 
 
 async def test_a_round_tells_its_bytes_by_lane_unit_and_codec_in_the_status_and_in_the_list_of_rounds(
@@ -290,6 +293,14 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     rows = known_peers(sources)
     assert [row["state"] for row in rows] == ["joining", "here", "left", "lost", "silent", "away", "away", "away"]
     assert [row["peer"] for row in rows[5:]] == sorted(other.peer for other in table.live())
+    sources.roster = cast(
+        CredentialCache,
+        SimpleNamespace(
+            is_banned=lambda peer: peer == "lost", chosen={PeerId(name): ChosenName(f"I am {name}") for name in views}
+        ),
+    )
+    assert [row["peer"] for row in known_peers(sources) if row["is_banned"]] == ["lost"]
+    assert known_peers(sources)[1]["nickname"] == f"I am {known_peers(sources)[1]['peer']}"
     assert [row["index"] for row in latest_rounds(sources)] == [link.index for link in links if link.record is not None]
     sources.board.peer = seat.peer
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]

@@ -155,3 +155,16 @@ def test_how_the_card_trains_is_told_with_its_memory_and_share_once_they_are_kno
     assert f"plan: {reason}" in status_lines(planned)
     at_work = planned.model_copy(update={"card_used_bytes": 8_700_000_000, "mfu": 0.412})
     assert f"plan: {reason}; 8.7 GB used, 41% of the card's peak" in status_lines(at_work)
+
+
+def test_plan_of_the_card_tells_skipped_steps_and_why_layers_are_not_compiled() -> None:
+    note = "layers are not compiled: no C compiler"
+    planned = STATUS.model_copy(update={"card_plan": "CPU: float32", "skipped_steps": 3, "compile_note": note})
+    assert f"plan: CPU: float32; 3 steps skipped, whose gradient was not finite; {note}" in status_lines(planned)
+
+
+def test_the_owners_name_for_this_peer_stands_behind_its_own_and_cannot_move_the_cursor() -> None:
+    named = STATUS.model_copy(update={"nickname": "anna\x1b[2J", "team": "oak"})
+    lines = status_lines(named)
+    assert lines[0] == "calm-otter (anna\\x1b[2J) in tiny: training"
+    assert "team: oak" in lines

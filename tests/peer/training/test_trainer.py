@@ -301,6 +301,9 @@ async def test_steps_that_were_not_taken_are_counted_over_lives_and_told_ever_mo
         trainer._note_death(None)
         trainer._take(trainer._begun(3, 4).model_copy(update={"skipped_steps": 1, "compile_note": "not compiled, why"}))
         assert (trainer.notes.skipped_steps, trainer.notes.compile_note) == (4, "not compiled, why")
+        report = CardReport(plan=CardPlan(), kind="cpu")
+        told = trainer.notes.added_to(report)
+        assert told == report.model_copy(update={"skipped_steps": 4, "compile_note": "not compiled, why"})
     assert [line["skipped"] for line in logs if line["event"] == "step_skipped"] == [1, 2, 4]
     assert [line["reason"] for line in logs if line["event"] == "layers_not_compiled"] == ["not compiled, why"]
 

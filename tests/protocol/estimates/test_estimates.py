@@ -10,15 +10,18 @@ from averaging.data.packing.packing import token_bytes
 from averaging.state.residual_files import bound_bytes
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.estimates.estimates import (
-    STATE_BYTES_PER_PARAMETER,
     host_memory_bytes,
     ledger_bytes,
     packed_bytes,
-    peer_disk_bytes,
     run_size,
 )
+from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, feedback_disk_bytes, unit_disk_bytes
 from protocol.run.manifest import default_run_toml, parse_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
+
+
+def _disk_bytes(num_parameters: int) -> int:
+    return unit_disk_bytes(num_parameters, max(1, num_parameters))
 
 
 def test_sizes_are_those_of_the_code_that_writes_them() -> None:
@@ -39,9 +42,9 @@ def test_interval_of_a_day_is_one_round_a_day() -> None:
     assert run_size(parse_run_config(text)).slow_rounds_per_day == 1
 
 
-@pytest.mark.parametrize("estimate", [peer_disk_bytes, host_memory_bytes])
+@pytest.mark.parametrize("estimate", [_disk_bytes, host_memory_bytes])
 def test_a_billion_parameters_more_are_gigabytes_more(estimate: Callable[[int], int]) -> None:
-    assert 20e9 < estimate(10**9) - estimate(0) < 130e9
+    assert 20e9 < estimate(10**9) - estimate(0) < 150e9
 
 
 def test_error_feedback_takes_two_residuals_of_disk() -> None:
@@ -50,9 +53,9 @@ def test_error_feedback_takes_two_residuals_of_disk() -> None:
     )
     assert run.has_feedback
     assert not run_size(parse_run_config(default_run_toml())).has_feedback
-    for num_parameters, chunk in ((10**8, 16_384), (10**6, 256)):
-        more_bytes = peer_disk_bytes(num_parameters, has_feedback=True) - peer_disk_bytes(num_parameters)
-        assert 0.9 * more_bytes < bound_bytes(ChunkGrid(num_parameters, chunk)) <= more_bytes
+    grids = [ChunkGrid(num_values, chunk) for num_values in (1, 255, 4096, 4097, 10**6) for chunk in (1, 256, 1000)]
+    for grid in grids:
+        assert feedback_disk_bytes(grid.num_elements, grid.chunk_elements) == bound_bytes(grid), grid
 
 
 def test_the_ledger_grows_with_rounds_and_members() -> None:

@@ -16,6 +16,7 @@ from protocol.host.reports import (
     decode_report,
     encode_report,
 )
+from protocol.identity.chosen_name import ChosenName
 from protocol.ids import CommitId, Root, UnitName
 
 COMMIT = CommitId(b"c" * 32)
@@ -58,15 +59,16 @@ BROUGHT = {
     "revocations": (b"entry",),
     "double_votes": (AckPair(b"one", b"other"),),
 }
+NAMES = {"chosen": ChosenName("anna", "oak")}
 
 
-@pytest.mark.parametrize("changes", [*({name: value} for name, value in {**MOVED, **BROUGHT}.items())])
+@pytest.mark.parametrize("changes", [*({name: value} for name, value in {**MOVED, **BROUGHT, **NAMES}.items())])
 def test_numbers_that_move_and_what_is_brought_make_no_other_likeness(changes: dict[str, object]) -> None:
     assert report_digest(replace(WHOLE, **changes)) == report_digest(WHOLE)  # type: ignore[arg-type]
 
 
 def test_everything_else_does() -> None:
-    others = [each.name for each in fields(PeerReport) if each.name not in {*MOVED, *BROUGHT, "like"}]
+    others = [each.name for each in fields(PeerReport) if each.name not in {*MOVED, *BROUGHT, *NAMES, "like"}]
     empty = PeerReport("", "", UnitName(""), is_ready_to_start=True, is_outbound_only=True)
     changed = [replace(WHOLE, **{name: getattr(empty, name)}) for name in others]
     assert len({report_digest(WHOLE), *map(report_digest, changed)}) == len(others) + 1
@@ -82,3 +84,8 @@ def test_a_short_report_says_the_same_to_a_host_that_knows_one_like_it() -> None
 def test_it_takes_a_tenth_of_the_bytes() -> None:
     assert len(encode_report(WHOLE)) > 300
     assert len(encode_report(shortened(WHOLE))) < 50
+
+
+def test_a_short_report_keeps_the_name_that_the_whole_one_brought() -> None:
+    named = replace(WHOLE, chosen=ChosenName("anna", "oak"))
+    assert made_whole(named, shortened(named)).chosen == ChosenName("anna", "oak")

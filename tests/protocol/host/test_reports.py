@@ -11,6 +11,7 @@ import pytest
 from protocol.errors import (
     RemoteProtocolError,
 )
+from protocol.host.report_delta import report_digest
 from protocol.host.reports import (
     MAX_ACK_BYTES,
     MAX_CERTIFICATE_BYTES,
@@ -28,6 +29,7 @@ from protocol.host.reports import (
     encode_report,
     encode_report_reply,
 )
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.revocation import MAX_REVOCATIONS
 from protocol.ids import CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
@@ -145,8 +147,11 @@ def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
 
 def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
-    for kind, body in ((PeerReport, pb.ReportBody), (ReportReply, pb.ReportReply)):
-        assert {field.name for field in dataclasses.fields(kind)} == {field.name for field in body.DESCRIPTOR.fields}
+    chosen = {field.name for field in dataclasses.fields(ChosenName)}
+    for kind, body, apart in ((PeerReport, pb.ReportBody, chosen), (ReportReply, pb.ReportReply, set())):
+        assert {field.name for field in dataclasses.fields(kind)} - {"chosen"} | apart == {
+            field.name for field in body.DESCRIPTOR.fields
+        }
 
 
 def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
@@ -162,3 +167,16 @@ def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
         decode_report(body.SerializeToString())
     with pytest.raises(RemoteProtocolError, match=f"an ack of {MAX_ACK_BYTES + 1} bytes"):
         AckPair(b"1" * (MAX_ACK_BYTES + 1), b"2")
+
+
+@pytest.mark.parametrize("name", ["a" * 200, "a\nb", "\x1b[2J", "\u202eanna", "an\u200bna"])
+def test_a_report_with_a_hostile_name_is_taken_without_the_name(name: str) -> None:
+    found = decode_report(encode_report(replace(REPORT, chosen=ChosenName(name, "oak"))))
+    assert found == replace(REPORT, chosen=ChosenName("", "oak"))
+
+
+def test_an_older_host_reads_a_report_with_a_name_and_no_name_adds_no_byte() -> None:
+    named, plain = replace(REPORT, chosen=ChosenName("anna", "oak")), encode_report(REPORT)
+    assert encode_report(named) == plain + b"\x9a\x02\x04anna\xa2\x02\x03oak"
+    assert report_digest(named) == report_digest(REPORT), "so an older host, which drops it, still takes short ones"
+    assert decode_report(encode_report(named)) == named

@@ -19,6 +19,7 @@ from averaging.network.seams.directory import (
     signed_record_rule,
 )
 from protocol.errors import RemoteProtocolError
+from protocol.identity.chosen_name import ChosenName
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.envelope import seal
 from protocol.identity.identity import Identity
@@ -188,3 +189,14 @@ def test_nobody_takes_more_or_longer_addresses() -> None:
         payload = PeerRecord(b"credential").encode() + "\n".join(addresses).encode()
         with pytest.raises(RemoteProtocolError, match="other contents"):
             decode_peer_record(payload, OWNER.peer_id)
+
+
+def test_a_record_tells_the_chosen_name_in_a_line_that_older_releases_skip() -> None:
+    address = "/ip4/192.0.2.1/tcp/1/p2p/alice"
+    named = PeerRecord(b"c", (address,), (0, 3), chosen=ChosenName("An na\u00e9", "<b>\u5c71"))
+    assert decode_peer_record(named.encode(), PeerId("alice")) == named
+    assert b"\npace = " in named.encode()
+    assert named._replace(chosen=ChosenName()).encode() == PeerRecord(b"c", (address,), (0, 3)).encode()
+    for line in ("pace 123.5", "pace = %0aroot %1b[2J", "pace = " + "a" * 5000):
+        payload = PeerRecord(b"c", (address,)).encode() + b"\n" + line.encode()
+        assert decode_peer_record(payload, PeerId("alice")) == PeerRecord(b"c", (address,))

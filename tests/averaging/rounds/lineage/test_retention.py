@@ -16,6 +16,7 @@ from averaging.state.state import UnitState
 from averaging.state.unit_log import LOG_NAME, LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import StorageError
+from protocol.estimates.unit_disk import OPEN_UPDATES
 from protocol.ids import CommitId
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
@@ -219,7 +220,7 @@ async def test_a_lineage_that_is_brought_here_has_a_place_on_the_disk_beside_our
             link = theirs.link
         bases = {name.split("/")[1] for name in party.disk.files if name.startswith("results/")}
         assert len(bases) <= keeping.max_updates(party.chain.tools)
-        assert len(bases) > party.chain.num_kept_updates + 1 + keeping.OPEN_UPDATES, "more than our own"
+        assert len(bases) > party.chain.num_kept_updates + 1 + OPEN_UPDATES, "more than our own"
 
 
 async def _switch(party: Party, fork: MadeCommit, commits: list[MadeCommit]) -> OpenRound:

@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES
-from averaging.rounds.lineage.retention import KEPT_UPDATE_SNAPSHOTS
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.state.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
+from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.messages.messages import Certificate
