@@ -27,7 +27,7 @@ from coordinator.admission.invites import (
     known_reach,
     remember_reach,
 )
-from coordinator.admission.qr_code import qr_lines
+from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
 from coordinator.ledger.ledger import Ledger
@@ -139,8 +139,9 @@ async def greet(
         say(note)
     for line in invite_lines(issued, addresses, command):
         say(line)
-    if sys.stdout.isatty() and (code := qr_lines(issued.line, shutil.get_terminal_size().columns)):
-        say("\n".join(code))
+    if sys.stdout.isatty():
+        size = shutil.get_terminal_size()
+        say(qr_at_start(issued.line, size.columns, size.lines))
 
 
 def public_source(host: HostDaemon, source: RunSource) -> RunSource:

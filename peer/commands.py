@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PANEL: Final = "For volunteers"
 _HOSTS: Final = "For hosts"
+_MOST_INVITE_LETTERS: Final = 1 << 16
+"""Of standard input. More is no invite."""
 
 
 OpenCheckpoint: TypeAlias = Callable[[str, Path | None], AbstractContextManager[Path]]
@@ -145,15 +147,21 @@ def _check_invite(config: PeerConfig, text: str, run: str) -> None:
 
 
 def _whole(invite: list[str] | None) -> str:
-    """The pasted line, or the first line of standard input for "-". A terminal or a chat may have put spaces into it; the shell then
-    passes several arguments.
+    """The pasted line, or standard input for "-": at a terminal its first line, otherwise all of it, as a mail program may have
+    wrapped the line. A terminal or a chat may have put spaces into it; the shell then passes several arguments.
     """
     pieces = invite or ()
-    if list(pieces) == ["-"]:
+    is_read = list(pieces) == ["-"]
+    if is_read:
         import sys
 
-        pieces = [sys.stdin.readline()]
-    return "".join("".join(pieces).split())
+        pieces = [sys.stdin.readline() if sys.stdin.isatty() else sys.stdin.read(_MOST_INVITE_LETTERS)]
+    whole = "".join("".join(pieces).split())
+    if is_read and not whole:
+        from protocol.errors import ConfigError
+
+        raise ConfigError("no invite on standard input", "the line that the host printed", "see: potluck join --help")
+    return whole
 
 
 _StateDir = Annotated[Path | None, typer.Option(help="Folder of identity and progress, as at `potluck join`.")]

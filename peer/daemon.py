@@ -32,8 +32,9 @@ from averaging.storage.disk_room import DiskMeter
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
+from peer.cards.own_cards import OwnCards, own_cards
 from peer.checks.reach import find_outbound_only
-from peer.history.round_log import history_path, keep_history
+from peer.history.round_log import history_path, keep_history, recall_history
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
@@ -74,6 +75,7 @@ from peer.session.lone_parts import hand_over_lone_parts
 from peer.session.notices import notices_of
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
+from peer.session.run_layout import trainer_on_cards
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
@@ -86,7 +88,7 @@ from peer.status.status_board import StatusBoard
 from peer.status.status_http import peer_app
 from peer.status.status_of import Sources, known_peers, latest_rounds, status_of
 from peer.training.mode_rules import standing_still_s
-from peer.training.trainer import WorkerTrainer, open_worker_trainer
+from peer.training.peer_trainer import PeerTrainer
 from peer.training.unit_trainer import UnitTrainer
 from peer.training.worker_process import EarlyWorker
 from protocol.host.reports import HELPING
@@ -125,15 +127,13 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         log_path = config.state_dir / LOG_FOLDER / LOG_NAME
         print(f"log: {log_path}", flush=True)
         comes_back = True
-        with keep_log(log_path), own_process(config, folder):
+        with keep_log(log_path), own_process(config, folder), own_cards(config, device) as cards:
             if BLOCKS is None:
-                log.warning(
-                    "codecs_not_compiled", costs="more processor time a round", mend="`potluck doctor` says how"
-                )
+                log.warning("codecs_not_compiled", costs="more processor time", mend="`potluck doctor` says how")
             while comes_back:
                 session = take_session(config.state_dir, clock.unix_s())
                 comes_back = run_single_error(
-                    partial(_main, with_kept(config), invite, held, folder, session, clock, worker)
+                    partial(_main, with_kept(config), invite, held, folder, session, clock, worker, cards)
                 )
                 worker = None
     return 0
@@ -147,6 +147,7 @@ async def _main(
     session: int,
     clock: SystemClock,
     worker: EarlyWorker | None,
+    cards: OwnCards,
 ) -> bool:
     """One life of the peer. Returns whether another one follows."""
     disk = DiskMeter(config.state_dir, ThreadOffload())
@@ -154,6 +155,7 @@ async def _main(
     found = set_aside(folder)
     incarnation = take_incarnation(folder)
     board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), incarnation=incarnation)
+    board.own_cards = cards
     for sentence in found:
         board.has_restarted(sentence)
     sources = Sources(board, disk, chosen=config.chosen)
@@ -293,9 +295,7 @@ async def _train(joined: JoinedSession) -> None:
         held, me = joined.experts.held, life.identity.peer_id
         reads = text_plan(membership.dataset, cache, held)
         plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
-        async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
-            life.board.machine.trains_on = lambda: trainer.card
-            life.board.card_report = lambda: trainer.notes.added_to(trainer.card_report)
+        async with trainer_on_cards(life, membership.manifest.config, plan, whole_anchor(chains)) as trainer:
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)
@@ -314,6 +314,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
+    nursery.start_soon(recall_history, history_path(life.folder), life.board)
     nursery.start_soon(keep_history, history_path(life.folder), life.board, partial(status_of, life.sources))
     upkeep = _upkeep(life, membership, joined.roster)
     nursery.start_soon(upkeep.keep_host_heard)
@@ -386,7 +387,7 @@ async def _average(
     joined: JoinedSession,
     chains: Sequence[UnitChain],
     open_rounds: Sequence[OpenRound],
-    trainer: WorkerTrainer,
+    trainer: PeerTrainer,
     first: FirstState,
 ) -> None:
     """Run the rounds of all units and their services, until the run is over."""
@@ -408,7 +409,7 @@ async def _rounds(
     joined: JoinedSession,
     rounds: PeerRounds,
     services: Sequence[RoundService],
-    trainer: WorkerTrainer,
+    trainer: PeerTrainer,
     first: FirstState,
 ) -> None:
     """Train and average until the run is over or we are asked to leave. Then say goodbye, while all services for it still run."""
@@ -453,7 +454,7 @@ def _is_heard(life: PeerSession, service: RoundService, peer: PeerId) -> bool:
 
 
 async def _begin_training(
-    life: PeerSession, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState
+    life: PeerSession, chains: Sequence[UnitChain], trainer: PeerTrainer, first: FirstState
 ) -> None:
     """Load the anchor into a training process that is still importing. Start training, within the owner's limits, once there is a
     state.

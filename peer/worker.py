@@ -2,17 +2,20 @@
 
 It owns torch's computation, takes one training step after another, and obeys the daemon's commands at step boundaries. It exits
 when the channel closes, which also happens when its parent dies. It does not import hivemind, trio or grpc.
+
+Several of these processes may hold one replica together. Rank 0 obeys the daemon, and shares each action with the others before it
+does it: a step, a command, the end. So all do the same in the same order.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from contextlib import suppress
 from typing import Final
@@ -27,7 +30,20 @@ with frozen_imports():
     from peer.training.evaluation import EvaluationDoesNotFit
     from peer.training.local_training import LocalTrainer, card_at_work
     from peer.training.plan.plan_core import next_rung
+    from peer.training.ranks.echoes import is_echo
+    from peer.training.ranks.rank_group import RankGroup, alone, meet
     from peer.training.replica.compiler import one_line
+    from peer.training.supervision.actions import (
+        END,
+        STEP,
+        asks_if_written,
+        boundary_word,
+        leave_after_daemon,
+        read_boundary,
+        timeout_of,
+        written_within,
+    )
+    from peer.training.supervision.wires import prepare_wires
     from peer.training.training_plan import TrainingPlan
     from peer.training.worker_channel import (
         Area,
@@ -38,6 +54,7 @@ with frozen_imports():
         Reply,
         SharedVectors,
         frame,
+        is_readable,
         read_message,
     )
     from peer.training.worker_process import TERMINAL_SIGNALS
@@ -53,9 +70,23 @@ STEPS_A_COLLECTION: Final = 100
 
 
 class Worker:
-    """The loop: a step, then the commands that arrived during it."""
+    """The loop: a step, then the commands that arrived during it.
 
-    def __init__(self, channel: socket.socket, trainer: LocalTrainer, vectors: SharedVectors) -> None:
+    Args:
+        group: the ranks that hold the trainer's replica together; None for this process alone.
+        wire_note: why values go a slow way between their cards, in one line.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        trainer: LocalTrainer,
+        vectors: SharedVectors,
+        group: RankGroup | None = None,
+        wire_note: str = "",
+    ) -> None:
+        self._group = group if group is not None else alone()
+        self._wire_note = wire_note
         self._channel = channel
         self._trainer = trainer
         self._vectors = vectors
@@ -71,11 +102,20 @@ class Worker:
         """Commands that arrived during a step, to be obeyed after it; None is the end of the channel."""
 
     def run(self) -> None:
-        """Run until a stop command or the end of the channel. Then keep what the next process continues from."""
-        self._run()
+        """Run until a stop command or the end of the channel. Then keep what the next process continues from.
+
+        Raises:
+            RankGone: another process of the replica ended.
+        """
+        self._begin()
+        if self._group.is_first:
+            self._lead()
+            self._group.share(END)
+        else:
+            self._follow()
         self._trainer.finish()
 
-    def _run(self) -> None:
+    def _begin(self) -> None:
         if not self._trainer.micro_batch and not self._is_paused:
             self._trainer.find_micro_batch()
         if self._trainer.micro_batch and self._trainer.plan.trains:
@@ -84,26 +124,45 @@ class Worker:
         self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
         self._trainer.take_up_moments()
         self._vectors.put_down()
+        self._group.wait()  # the daemon frees the anchor's memory once it hears of the first
         self._tell_progress()
+
+    def _lead(self) -> None:
         while self._obey(wait_s=None if self._is_paused else 0.0):
             if not self._stand_still():
                 return
             if self._is_paused:
                 continue
             begin_s = time.perf_counter()
-            if not self._trainer.micro_batch:
-                self._trainer.find_micro_batch()  # it was started paused, when even that is too much
-                self._trainer.compile_layers()
-            self._trainer.step(self._goes_on)
-            self._collect_garbage()
-            self._tell_progress(time.perf_counter() - begin_s)
+            self._group.share(STEP)
+            self._step()
             if not self._idle((self._slowdown - 1.0) * (time.perf_counter() - begin_s)):
                 return
+
+    def _follow(self) -> None:
+        """Do what rank 0 does, as it tells it."""
+        while (action := self._group.share()) != END:
+            if action == STEP:
+                self._step()
+            elif asks_if_written(action):
+                self._is_written(timeout_of(action))
+            else:
+                self._do(Command.model_validate_json(action))
+                self._is_done()
+
+    def _step(self) -> None:
+        begin_s = time.perf_counter()
+        if not self._trainer.micro_batch:
+            self._trainer.find_micro_batch()  # it was started paused, when even that is too much
+            self._trainer.compile_layers()
+        self._trainer.step(self._goes_on)
+        self._collect_garbage()
+        self._tell_progress(time.perf_counter() - begin_s)
 
     def _collect_garbage(self) -> None:
         """The collector runs between steps, because a pass through all objects within a step leaves a card without work."""
         gc.disable()
-        if self._trainer.counters.step % STEPS_A_COLLECTION == 0:
+        if self._trainer.counters.step // self._trainer.plan.stride % STEPS_A_COLLECTION == 0:
             gc.collect(1)
 
     def _idle(self, idle_s: float) -> bool:
@@ -126,51 +185,79 @@ class Worker:
         """Obey the pending commands; wait up to `wait_s` (None: without limit) for the first one. False at the end."""
         if self._leaving is not None:
             return self._wait_for_snapshot(wait_s)
-        while self._early or select.select([self._channel], [], [], wait_s)[0]:
+        while self._early or is_readable(self._channel, wait_s):
             command = self._early.popleft() if self._early else self._next_command()
             if command is None or command.op == "stop":
                 return False
+            self._group.share(command.model_dump_json().encode())
             reply = self._do(command)
-            if self._trainer.bridge.is_sending:
+            if not self._is_done():
                 self._leaving = reply
                 return True
-            self._vectors.put_down()
             self._channel.sendall(frame(reply))
             wait_s = 0.0
         return True
 
     def _wait_for_snapshot(self, wait_s: float | None) -> bool:
-        """Tell the daemon about a snapshot that was being written beside training, once it is done. The daemon gives no command
-        before that; the end of the channel is seen after it.
+        """Tell the daemon about a snapshot that was being written beside training, once all ranks have written their part. The
+        daemon gives no command before that; the end of the channel is seen after it.
         """
         with suppress(TimeoutError):
-            self._trainer.bridge.wait_sent(wait_s)
-            self._vectors.put_down()
-            if self._leaving is not None:
+            self._trainer.bridge.wait_sent(wait_s)  # the others are asked once the own part is written
+            self._group.share(written_within(wait_s))
+            if self._is_written(wait_s) and self._leaving is not None:
                 self._channel.sendall(frame(self._leaving))
-            self._leaving = None
+                self._leaving = None
         return True
+
+    def _is_done(self) -> bool:
+        """Whether every rank has done the command, and no snapshot is still being written."""
+        return self._is_written(0.0)
+
+    def _is_written(self, wait_s: float | None) -> bool:
+        """Whether every rank has written its part of the snapshot within this time. The shared memory is not needed then. Raises what
+        its copy raised.
+        """
+        is_done = False
+        with suppress(TimeoutError):
+            self._trainer.bridge.wait_sent(wait_s)
+            is_done = True
+        is_done_by_all = self._group.all(is_done)
+        if is_done_by_all:
+            self._vectors.put_down()
+        return is_done_by_all
 
     def _next_command(self) -> Command | None:
         data = read_message(self._channel)
         return None if data is None else Command.model_validate_json(data)
 
     def _goes_on(self) -> bool:
-        """Whether to continue the running step. Only a pause interrupts a long step; other commands wait for its end."""
-        while select.select([self._channel], [], [], 0.0)[0]:
+        """Whether to continue the running step. Only a pause interrupts a long step; other commands wait for its end. Every rank
+        hears the same from rank 0.
+        """
+        word = boundary_word(*self._looked()) if self._group.is_first else b""
+        goes_on, units = read_boundary(self._group.share(word))
+        for unit in units:
+            self._trainer.bring(unit, self._vectors.part(Area.IN, self._trainer.units.spans[unit]))
+        return goes_on
+
+    def _looked(self) -> tuple[bool, list[int]]:
+        """Look into the channel, on rank 0: whether to continue the step, and the units whose values came."""
+        units = []
+        while is_readable(self._channel, 0.0):
             command = self._next_command()
             self._early.append(command)
             if command is None:
                 break
             if command.op in ("load", "shift"):
-                self._trainer.bring(command.unit, self._vectors.part(Area.IN, self._trainer.units.spans[command.unit]))
-        return all(command is not None and command.op not in ("pause", "stop") for command in self._early)
+                units.append(command.unit)
+        return all(command is not None and command.op not in ("pause", "stop") for command in self._early), units
 
     def _do(self, command: Command) -> Reply:
         trainer, vectors, unit = self._trainer, self._vectors, command.unit
         span = trainer.units.spans[unit]
         if command.op in ("load", "shift"):
-            self._still_until_s = 0.0
+            self._still_until_s = time.perf_counter() + command.still_s
         match command.op:
             case "load":
                 trainer.load_unit(unit, vectors.part(Area.IN, span), command.schedule_tokens)
@@ -223,10 +310,12 @@ class Worker:
             busy_s=busy_s,
             card=self._card,
             compile_note=self._trainer.compile_note,
+            wire_note=self._wire_note,
             skipped_steps=counters.skipped_steps,
             card_report=self._trainer.card.report(self._trainer.micro_batch),
         )
-        self._channel.sendall(frame(progress))
+        with suppress(BrokenPipeError, ConnectionResetError):  # the next look at the channel finds its end
+            self._channel.sendall(frame(progress))
 
 
 def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
@@ -247,7 +336,7 @@ def _report(plan: TrainingPlan, micro_batch: int, error: Exception) -> OutOfMemo
         return _ran_out(plan, micro_batch)
     fault = card_fault(error)
     is_gone = fault is not None and fault.is_gone
-    return Failed(reason=_in_words(error), is_of_card=fault is not None, is_gone=is_gone)
+    return Failed(reason=_in_words(error), is_of_card=fault is not None, is_gone=is_gone, is_echo=_is_echo(error, plan))
 
 
 def _in_words(error: Exception) -> str:
@@ -260,9 +349,15 @@ def _in_words(error: Exception) -> str:
     return error.one_line() if isinstance(error, PotluckError) else one_line(error)
 
 
-def _is_understood(error: Exception) -> bool:
+def _is_understood(error: Exception, plan: TrainingPlan | None = None) -> bool:
     """Whether a line says everything of the error, so that no traceback is needed."""
-    return is_out_of_memory(error) or card_fault(error) is not None or isinstance(error, PotluckError)
+    is_others = plan is not None and _is_echo(error, plan)
+    return is_others or is_out_of_memory(error) or card_fault(error) is not None or isinstance(error, PotluckError)
+
+
+def _is_echo(error: Exception, plan: TrainingPlan) -> bool:
+    """Whether another rank is most likely the reason."""
+    return plan.mesh.num_ranks > 1 and card_fault(error) is None and is_echo(type(error).__name__, str(error))
 
 
 def _run_stage(channel: socket.socket, first: bytes) -> int:
@@ -291,17 +386,41 @@ def main() -> int:
     if is_stage_plan(first):
         return _run_stage(channel, first)
     plan = TrainingPlan.model_validate_json(first)
+    if plan.mesh.num_ranks == 1:
+        return _train(channel, plan)
+    leave_after_daemon(channel, EXIT_FAILED)
+    code = EXIT_FAILED
+    try:
+        code = _train(channel, plan)
+    except Exception:  # noqa: BLE001 - this process ends here
+        traceback.print_exc()
+    finally:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End without torch's own goodbye, in which ranks wait for each other."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _train(channel: socket.socket, plan: TrainingPlan) -> int:
     trainer: LocalTrainer | None = None
     try:
-        trainer = LocalTrainer(plan)
+        group = meet(plan.mesh, plan.rank, plan.meeting) if plan.meeting is not None else alone()
+        wire_note = prepare_wires(group, choose_device(plan.device)) if group.size > 1 else ""
+        trainer = LocalTrainer(plan, group)
         vectors = SharedVectors(int(sys.argv[2]), trainer.schema.num_elements)
-        Worker(channel, trainer, vectors).run()
+        Worker(channel, trainer, vectors, group, wire_note).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the daemon is gone, so nothing can be reported
     except Exception as error:
         with suppress(OSError):
             channel.sendall(frame(_report(plan, trainer.micro_batch if trainer is not None else 0, error)))
-        if not _is_understood(error):
+        if not _is_understood(error, plan):
             raise
         return EXIT_OUT_OF_MEMORY if is_out_of_memory(error) else EXIT_FAILED
     return 0

@@ -434,7 +434,7 @@ def test_pause_and_resume_say_what_they_did(tmp_path: Path) -> None:
     where = ("--state-dir", str(tmp_path))
     assert _potluck_from_its_start("pause", "--for", "30", *where).stdout.startswith("paused for 30 minutes")
     assert _potluck("pause", "--for", "1h", *where).stdout.startswith("paused for 60 minutes")
-    assert _potluck("pause", *where).stdout.startswith("paused until `potluck resume`")
+    assert _potluck("pause", *where).stdout.startswith(f"paused until `potluck resume --state-dir {tmp_path}`")
     assert (tmp_path / "pause.json").read_text(encoding="utf8") == '{"until_unix_s":null}\n'
     assert _potluck_from_its_start("resume", *where).stdout == "the pause is over\n"
     assert _potluck("resume", *where).stdout == "it was not paused\n"

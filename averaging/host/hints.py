@@ -10,6 +10,9 @@ from typing import Final
 
 _FLAG: Final = "--state-dir"
 
+LONGEST_FOLDER: Final = 300
+"""Characters of a folder that a message repeats."""
+
 OF_HOSTS: Final = ("host", "invite list", "invite withdraw", "invite", "ban")
 OF_PEERS: Final = ("join", "pause", "resume", "doctor", "history", "checkpoint fetch", "service install")
 OF_BOTH: Final = (
@@ -21,12 +24,12 @@ OF_BOTH: Final = (
 
 def with_folder(text: str, arguments: Sequence[str] | None = None) -> str:
     """The text, in which each command that takes a state folder names the one of `arguments`, the command line of this process if
-    None. Unchanged where none was given. A host's folder is no peer's, so the other kind's commands stay as they are, and so does
-    a command that names a folder already.
+    None. Unchanged where none was given, or a longer one than a line can hold. A host's folder is no peer's, so the other kind's
+    commands stay as they are, and so does a command that names a folder already.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     folder = given_folder(given)
-    if not folder or "potluck " not in text:
+    if not folder or len(folder) > LONGEST_FOLDER or "potluck " not in text:
         return text
     kind = _kind_of(given)
     taking = (*(OF_PEERS if kind != "host" else ()), *(OF_HOSTS if kind != "peer" else ()), *OF_BOTH)

@@ -15,6 +15,7 @@ import typer
 
 from averaging.host.daemon_views import DaemonView, LocalDaemon, PeerOrder
 from averaging.host.hints import with_folder
+from averaging.system.questions import is_agreed
 from protocol.errors import ConfigError, UnreachableError
 from protocol.tables import examples
 
@@ -184,7 +185,7 @@ class LocalCommands:
         Of a joined run, its state, credential and fetched models. Of a hosted one,
         its checkpoints, invites and keys, too: nobody can host it again.
         """
-        typer.echo(self._forget_run(state_dir, run, lambda question: yes or typer.confirm(question)))
+        typer.echo(self._forget_run(state_dir, run, lambda question: is_agreed(question, yes=yes)))
 
     def bugreport(
         self,

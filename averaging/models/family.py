@@ -11,10 +11,10 @@ Shapes: B sequences, T tokens, D values, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
@@ -27,6 +27,12 @@ C_contra = TypeVar("C_contra", bound=ModelConfig, contravariant=True)
 
 Drop = Callable[["torch.Tensor"], "torch.Tensor"]
 """Applies dropout to (B, T, D) values that a layer is about to add to the stream."""
+
+
+Split = Literal["rows", "columns"]
+"""Which part of its matrix each of several processes has. Rows: the input is whole and each makes a part of the output. Columns: each
+has a part of the input, and the outputs are added up.
+"""
 
 
 class LayerCache:
@@ -94,13 +100,18 @@ class Blocks(Generic[C_contra]):
         layer: makes one layer, by its number. Its forward takes (B, T, D), `table` and optionally a `Drop`. It passes everything
             that it adds to the stream through the `Drop`, in a fixed order. It returns (B, T, D), causal.
         norm: makes the last norm, (B, T, D) to (B, T, D).
-        table: constants that all layers share, such as rotations of positions; empty if a family has none.
+        table: constants that all layers share, such as rotations of positions: a row for each position. Empty if a family has none.
+        splits: linear modules of a layer that several processes can share, by the last part of their names. Empty if they cannot
+            share a layer.
+        split_inputs: modules of a layer whose result goes into modules split by rows, and nowhere else.
     """
 
     embed: Callable[[C_contra], nn.Embedding]
     layer: Callable[[C_contra, int], nn.Module]
     norm: Callable[[C_contra], nn.Module]
     table: Callable[[C_contra], torch.Tensor]
+    splits: Mapping[str, Split] = field(default_factory=dict)
+    split_inputs: tuple[str, ...] = ()
 
 
 class Layout(Protocol[C_contra]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -166,7 +167,7 @@ def _check_announced(told: str, flag: str, listen_host: str, listens_on: tuple[s
     """Compare the announced name or address with the listening ones. Blocks while a name is looked up.
 
     Raises:
-        ConfigError: nobody who dials it can get here.
+        ConfigError: one port for both, or nobody who dials it can get here.
     """
     found = (told,) if as_address(told) is not None else addresses_of(told)
     if not found:
@@ -216,6 +217,8 @@ def _check_free(name: str, port: int, listens_on: tuple[str, ...], host: str, re
     try:
         sockets = bind_listeners(listens_on, port)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            remedy = "give one of its addresses with --listen-host"
         raise MachineError(
             f"{name}: cannot listen on {bracketed(host)}:{port} ({error.strerror})",
             "a free port on an address of this machine",
@@ -255,7 +258,9 @@ def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:
     grpc_port = _port(ledger, "grpc port", config.grpc_port, listens_on, host)
     p2p_port = _port(ledger, "p2p port", config.p2p_port, listens_on, host)
     if grpc_port == p2p_port:
-        raise MachineError(f"grpc port and p2p port are both {grpc_port}", "two ports", "change one of them")
+        raise ConfigError(
+            f"grpc port and p2p port are both {grpc_port}", "two ports", "give another with --grpc-port or --p2p-port"
+        )
     bulk_port = _bulk_port(grpc_port, p2p_port)
     if config.p2p_port and bulk_port:
         _check_free(

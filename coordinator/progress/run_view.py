@@ -209,7 +209,7 @@ def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *
         "name": peer_name(peer),
         "nickname": report.nickname,
         "team": report.team,
-        "tokens_per_s": 0.0 if is_silent else report.tokens_per_s,
+        "tokens_per_s": 0.0 if is_gone else report.tokens_per_s,
         "tokens_ready": report.tokens_ready,
         "loss": report.loss_nats,
         "last_seen_s": round(silent_s, 3),

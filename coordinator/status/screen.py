@@ -18,7 +18,7 @@ from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
-from coordinator.status.status_text import alerts, headline, progress
+from coordinator.status.status_text import alerts, headline, is_here, progress
 from protocol.tables import bits, done_percent, duration, printable, several, whole
 
 EVENTS_SHOWN: Final = 6
@@ -127,14 +127,12 @@ def host_picture(view: HostView) -> RenderableType:
 
 
 def _peer_rows(status: Json) -> list[tuple[str, str]]:
-    peers = sorted(
-        rows_of(status.get("peers")), key=lambda row: (row.get("state") in ("left", "silent"), str(row.get("name")))
-    )
-    here = sum(row.get("state") not in ("left", "silent") for row in peers)
+    peers = sorted(rows_of(status.get("peers")), key=lambda row: (not is_here(row), str(row.get("name"))))
+    here = sum(map(is_here, peers))
     away = len(peers) - here + int(_number(status, "num_away"))
     rows = [("peers", f"{several(here, 'peer')} here, {away} away")]
     for row in peers[:PEERS_SHOWN]:
-        loss = "" if row.get("loss") is None else f", loss {bits(row.get('loss'))}"
+        loss = "" if row.get("loss") is None else f", {bits(row.get('loss'))} bits per byte"
         counted = f"{whole(row.get('tokens_counted'))} tokens counted"
         rows.append(
             (

@@ -127,22 +127,31 @@ def headline(status: Mapping[str, object]) -> str:
     phase, reason = status.get("phase"), status.get("reason")
     if phase != "training":
         return f"{status.get('run')}: {phase}: {reason}"
-    return f"{status.get('run')}: {NOBODY_HERE if is_nobody_here(status) else phase}"
+    return f"{status.get('run')}: {nobody_trains(status) or phase}"
 
 
 NOBODY_HERE: Final = "waiting: no peer is here; the run goes on when one comes back"
+ALL_PAUSED: Final = "waiting: each peer that is here is paused"
 
 
-def is_nobody_here(status: Mapping[str, object]) -> bool:
-    """Whether all peers that the host has heard are gone. A host that has just restarted has heard none yet."""
+def is_here(row: Mapping[str, object]) -> bool:
+    """Whether a peer takes part in the run now."""
+    return row.get("state") not in ("left", "silent") and row.get("is_banned") is not True
+
+
+def nobody_trains(status: Mapping[str, object]) -> str:
+    """Why no peer trains: none of those that ever came is here, or all are paused; empty while one may train."""
     rows = rows_of(status.get("peers"))
-    return bool(rows) and all(row.get("state") in ("left", "silent") for row in rows)
+    here = [row for row in rows if is_here(row)]
+    if not here:
+        return NOBODY_HERE if rows or _number(status, "num_away") else ""
+    return ALL_PAUSED if all(row.get("state") == "paused" for row in here) else ""
 
 
 def progress(status: Mapping[str, object]) -> str:
     """The round, the tokens and the time left."""
     done, target, left_s = _number(status, "total_tokens"), _number(status, "target_total_tokens"), status.get("eta_s")
-    if status.get("phase") == "training" and is_nobody_here(status):
+    if status.get("phase") == "training" and nobody_trains(status):
         return f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({done_percent(done, target)})"
     left = "time left: not known yet" if left_s is None else f"{duration(left_s)} to go"
     end = "done" if status.get("phase") == "finished" else left

@@ -16,7 +16,7 @@ from peer.checks.machine_core import Finding, Level, Readings, Torch, Unread, ju
 from peer.checks.machine_readings import READING_WITHIN_S, read_machine, within
 from peer.settings.config import PeerConfig
 from peer.settings.exit_codes import OK
-from protocol.errors import MachineError
+from protocol.errors import MachineError, PotluckError
 
 if TYPE_CHECKING:
     from peer.checks.host_core import HostReadings
@@ -36,7 +36,7 @@ def run_doctor(config: PeerConfig, invite_text: str, *, as_json: bool) -> int:
     """
     run = _last_run(config.state_dir, invite_text)
     machine = read_machine(config.state_dir, config.device, cache_bytes=config.cache_bytes, run=run)
-    findings = judge(machine) + _judge_plan(config, machine, invite_text)
+    findings = judge(machine) + _judge_cards(config, machine) + _judge_plan(config, machine, invite_text)
     if not as_json:
         print("\n".join(report_lines(findings)), flush=True)
     host = within(HOST_WITHIN_S, partial(_read_host, config, invite_text))
@@ -63,16 +63,41 @@ def _judge_host(host: HostReadings | Unread | None) -> tuple[Finding, ...]:
     return (unread("host", host),) if isinstance(host, Unread) else judge_host(host)
 
 
+def _judge_cards(config: PeerConfig, machine: Readings) -> tuple[Finding, ...]:
+    """All cards of the machine, where there are several."""
+    from peer.checks.all_cards_core import card_findings
+
+    return card_findings(machine.torch.cards, config.gpus, config.device) if isinstance(machine.torch, Torch) else ()
+
+
+def _judge_layout(config: PeerConfig, torch: Torch | None, run: RunConfig) -> tuple[Finding, ...]:
+    """How several cards would train the last joined run. The processes on the CPU that `--gpus` names count as cards."""
+    from peer.cards.all_cards import MachineCards
+    from peer.checks.all_cards_core import layout_finding
+    from peer.checks.expected_layout import layout_on
+    from peer.training.plan.layout_core import Links
+
+    found = MachineCards() if torch is None else MachineCards(torch.cards, Links(apart=frozenset(torch.apart)))
+    try:
+        return (layout_finding(layout_on(config, run, lambda: found)),)
+    except PotluckError as error:
+        return (Finding("layout", Level.FAIL, error.one_line()),)
+
+
 def _judge_plan(config: PeerConfig, machine: Readings, invite_text: str) -> tuple[Finding, ...]:
     """How the last joined run would be trained here; nothing without a run, or where the readings do not tell."""
     run = within(READING_WITHIN_S, partial(_run_kept, config.state_dir, invite_text))
     if run is None or isinstance(run, Unread) or isinstance(machine.memory, Unread):
         return ()
+    from peer.checks.expected_layout import named_cards
     from peer.checks.expected_plan import card_of, expected_plan, plan_finding
     from peer.machine.torch_extras import why_no_compiler
 
     torch = machine.torch if isinstance(machine.torch, Torch) else None
     card = card_of(machine.graphics, machine.memory.total_bytes, config.device, torch)
+    has_cards = torch is not None and len(torch.cards) > 1 and config.device in ("auto", "cuda")
+    if has_cards or (config.device == "cpu" and len(named_cards(config)) > 1):
+        return _judge_layout(config, torch, run)
     if card is None:
         return ()
     return (plan_finding(expected_plan(card, run, config, has_compiler=not why_no_compiler("cuda"))),)

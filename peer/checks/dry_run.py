@@ -51,7 +51,12 @@ def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: 
 
 def _card_estimates(config: PeerConfig, run: RunConfig) -> tuple[Estimate, ...]:
     """How the card would train, and why, if its driver tells what it is."""
+    from peer.checks.all_cards_core import layout_lines
+    from peer.checks.expected_layout import expected_layout, has_several_cards
     from peer.checks.expected_plan import card_of, expected_plan
+
+    if has_several_cards(config) and (choice := expected_layout(config, run)) is not None:
+        return tuple(Estimate("cards" if not place else "", line) for place, line in enumerate(layout_lines(choice)))
 
     graphics = within(CARD_WITHIN_S, partial(read_graphics, None, takes_any=True))
     card = card_of(graphics, read_memory().total_bytes, config.device)

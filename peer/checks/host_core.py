@@ -87,6 +87,7 @@ class ReachReport:
         seen_as: our IP address as the host sees it.
         is_own_address: an interface of this machine has it, so there is no router in between.
         announce_host: the address that the owner announces to others.
+        data_port: the port for weights and data beside that one; 0 if it is any free one.
     """
 
     listen_host: str
@@ -95,6 +96,7 @@ class ReachReport:
     seen_as: str
     is_own_address: bool
     announce_host: str
+    data_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,10 @@ def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
         is_off = all(each.reason for each in readings.ways)
         level = Level.FAIL if answer.is_needed else Level.WARN
         return (_silence(answer), *(() if is_off else _ways(readings.ways, level)))
-    findings = [_release(answer), _clock(answer), *_ways(readings.ways, Level.FAIL)]
+    # A host that refuses us gives us no data either: that port is not closed.
+    is_refused = readings.refusal is not None
+    ways = [each for each in readings.ways if not (is_refused and each.purpose is Purpose.DATA and each.reason)]
+    findings = [_release(answer), _clock(answer), *_ways(tuple(ways), Level.FAIL)]
     if readings.refusal is not None:
         return (*findings, Finding("admission", Level.FAIL, readings.refusal.found, readings.refusal.fix))
     findings.append(_reach(readings.reach))
@@ -276,9 +281,10 @@ def open_way(reach: ReachReport) -> str:
     """How the owner lets others connect."""
     if reach.listen_host in ("127.0.0.1", "::1", "localhost"):
         return "take connections with --listen-host ::"
+    ports = f"{reach.port} and {reach.data_port}" if reach.data_port else f"{reach.port}"
     if reach.is_own_address:
-        return f"open TCP {reach.port} in the firewall and join with --listen-port {reach.port}"
-    return f"forward TCP {reach.port} to it and join with --listen-port {reach.port} --announce-host {reach.seen_as}"
+        return f"open TCP {ports} in the firewall and join with --listen-port {reach.port}"
+    return f"forward TCP {ports} to it and join with --listen-port {reach.port} --announce-host {reach.seen_as}"
 
 
 def _line(line: Line | Unread, needed_bits_per_s: float) -> Finding:

@@ -269,9 +269,9 @@ async def _dialled_back(
             found = await client.dial_back(proof, port, nonce)
     except PotluckError as error:
         return _unread(error)
-    return ReachReport(
-        host, port, found.is_reached, found.seen_as, found.seen_as in _own_addresses(), config.announce_host
-    )
+    data_port, _ = bulk_port(config.model_copy(update={"listen_port": port}))
+    is_own = found.seen_as in _own_addresses()
+    return ReachReport(host, port, found.is_reached, found.seen_as, is_own, config.announce_host, data_port)
 
 
 def _own_addresses() -> set[str]:

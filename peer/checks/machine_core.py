@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from peer.training.plan.owned_cards_core import OwnedCard
 from protocol.identity.key_disk import EXPECTED, REMEDY
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 
@@ -108,7 +109,8 @@ class Rocm:
 class Torch:
     """The report of torch itself. `cuda` is empty for a build without CUDA; `architectures` as in torch.cuda.get_arch_list().
     `codecs_problem` comes from the same process: why the compiled codecs are missing, empty if they are there. `card` is the UUID
-    of the NVIDIA card that it takes, empty if there is none. `rocm` is the AMD card that it takes, if it is built for those.
+    of the NVIDIA card that it takes, empty if there is none. `rocm` is the AMD card that it takes, if it is built for those. `cards`
+    are all that it sees, and `apart` the pairs that cannot read each other's memory.
     """
 
     version: str
@@ -119,6 +121,8 @@ class Torch:
     codecs_problem: str
     card: str = ""
     rocm: Rocm | None = None
+    cards: tuple[OwnedCard, ...] = ()
+    apart: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from averaging.release import installed_release
 from averaging.system import machine_limits
 from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
+from peer.cards.all_cards import MachineCards, cards_of, with_driver
 from peer.checks.machine_core import (
     Card,
     Cores,
@@ -59,6 +60,7 @@ _DISPLAY_CLASS: Final = "0x03"
 
 _TORCH_SAYS: Final = """
 import json, torch
+from peer.cards.torch_cards import torch_cards
 card = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "") if torch.cuda.is_available() else ""
 try:
     from averaging.codecs.compiled import problem
@@ -79,7 +81,8 @@ if torch.version.hip and torch.cuda.is_available():
         "memory_bytes": found.total_memory, "attention": attention}
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "",
     "architectures": torch.cuda.get_arch_list(), "can_use_cuda": torch.cuda.is_available(),
-    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem, "card": str(card), "rocm": rocm}))
+    "can_use_mps": torch.backends.mps.is_available(), "codecs_problem": codecs_problem, "card": str(card), "rocm": rocm,
+    "all": torch_cards() if torch.cuda.is_available() else None}))
 """
 
 
@@ -194,8 +197,10 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
         return NoTorch(said[-1] if said else f"it ended with {done.returncode}")
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
+        version, everything = str(answer["version"]), answer.get("all")
+        found = with_driver(cards_of(everything)) if everything else MachineCards()
         return Torch(
-            version=str(answer["version"]),
+            version=version,
             cuda=str(answer["cuda"]),
             architectures=tuple(str(name) for name in answer["architectures"]),
             can_use_cuda=bool(answer["can_use_cuda"]),
@@ -203,6 +208,8 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
             codecs_problem=str(answer["codecs_problem"]),
             card=str(answer["card"]),
             rocm=_rocm_of(answer.get("rocm")),
+            cards=found.cards,
+            apart=tuple(sorted(found.links.apart)),
         )
     except (ValueError, KeyError, IndexError, TypeError):
         return Unread("its answer cannot be understood")

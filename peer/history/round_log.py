@@ -77,12 +77,19 @@ class RoundLog:
             self._is_refused = True
 
 
+async def recall_history(path: Path, board: StatusBoard) -> None:
+    """Tell the board what earlier starts of this peer gave to the run."""
+    if path.is_file():
+        earlier = await trio.to_thread.run_sync(read_history, path)
+        board.rounds.given.begin_with((seen.index, seen.own_tokens) for seen in earlier.rounds)
+
+
 async def keep_history(path: Path, board: StatusBoard, read_status: Callable[[], PeerStatus]) -> None:
     """Write the rounds that the board sees, and the time of training, until cancelled; then what is left."""
     file, trained_s, written_s, last_s = RoundLog(path, board.run_name), 0.0, 0.0, board.clock.monotonic_s()
 
     def rows(status: PeerStatus) -> list[dict[str, object]]:
-        fresh, board.rounds.fresh = board.rounds.fresh, []
+        fresh, board.rounds.given.fresh = board.rounds.given.fresh, []
         found = [_row(seen, status.loss) for seen in fresh]
         if trained_s:
             found.append({"t": round(board.clock.unix_s()), "trained": round(trained_s, 1)})
@@ -95,7 +102,7 @@ async def keep_history(path: Path, board: StatusBoard, read_status: Callable[[],
             if status.state == "training" and status.worker_state == "training":
                 trained_s += now_s - last_s
             last_s = now_s
-            if board.rounds.fresh or (trained_s and now_s - written_s > _TRAINED_EVERY_S):
+            if board.rounds.given.fresh or (trained_s and now_s - written_s > _TRAINED_EVERY_S):
                 found, trained_s, written_s = rows(status), 0.0, now_s
                 await trio.to_thread.run_sync(file.write, found)
     finally:

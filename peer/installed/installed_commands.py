@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from averaging.system.questions import is_agreed
 from protocol.tables import examples
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _uninstall_command(load_host: Callable[[], HostHere]) -> Callable[..., None]
             typer.echo("\n".join(plan_lines(found)))
             said = uninstall(
                 found,
-                lambda question: yes or typer.confirm(question),
+                lambda question: is_agreed(question, yes=yes),
                 is_hosted=lambda where: host.hosted_from(where) is not None,
             )
             typer.echo("\n".join(said))

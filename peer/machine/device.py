@@ -22,7 +22,7 @@ _MOST_MPS_SHARE: Final = 2.0
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device to train on; "auto" takes cuda, then mps, then cpu.
+    """The device to train on; "auto" takes cuda, then mps, then cpu. A number names one card, as in "cuda:1".
 
     Raises:
         MachineError: the device asked for is not there.
@@ -30,7 +30,14 @@ def choose_device(wanted: str) -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return torch.device(next(name for name, is_there in available.items() if is_there))
-    if not available.get(wanted, False):
+    kind, _, number = wanted.partition(":")
+    if number and kind == "cuda" and available["cuda"] and int(number) >= torch.cuda.device_count():
+        raise MachineError(
+            f"card {number} is not there",
+            f"one of: {', '.join(str(index) for index in range(torch.cuda.device_count()))}",
+            "see potluck doctor, or leave --gpus away",
+        )
+    if not available.get(kind, False):
         there = ", ".join(name for name, is_there in available.items() if is_there)
         raise MachineError(
             f"device {wanted} is not available", f"one of: {there}", "check the driver, or use --device auto"
@@ -93,6 +100,16 @@ def give_back_memory(device: torch.device) -> None:
 def most_used_bytes(device: torch.device) -> int:
     """The most bytes of the card that torch's tensors took since `forget_most_used`; 0 where torch does not count them."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes of the card that torch's tensors can still take; 0 where torch does not count them."""
+    if device.type != "cuda":
+        return 0
+    free_bytes, all_bytes = torch.cuda.mem_get_info(device)
+    allowed_bytes = int(torch.cuda.get_per_process_memory_fraction(device) * all_bytes)
+    reserved_bytes, allocated_bytes = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    return min(free_bytes, max(0, allowed_bytes - reserved_bytes)) + reserved_bytes - allocated_bytes
 
 
 def forget_most_used(device: torch.device) -> None:

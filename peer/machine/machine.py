@@ -38,11 +38,26 @@ class MachineUse:
     gpu_watts: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedCard:
+    """One of several cards that train.
+
+    Attributes:
+        name: for people, as "card 1".
+        world: index of the replica that it trains, alone or with others.
+    """
+
+    uuid: str
+    name: str
+    world: int
+
+
 class MachineMeter:
     """Reads at most every LOOK_EVERY_S seconds, and returns the last reading in between.
 
     Attributes:
         trains_on: the UUID of the card that trains, as torch names it; NO_CARD for another device, None while that is unknown.
+        watches: the cards that train, where there are several.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -51,6 +66,8 @@ class MachineMeter:
         self._last = MachineUse()
         self._family = Family()
         self.trains_on: Callable[[], str | None] = lambda: None
+        self.watches: Callable[[], tuple[WatchedCard, ...]] = tuple
+        self._cards: dict[str, MachineUse] = {}
         self._uuid: str | None = None
         self._has_card = True
         self._had_card = False
@@ -63,8 +80,14 @@ class MachineMeter:
             self._last = self._look()
         return self._last
 
+    def cards(self) -> tuple[tuple[WatchedCard, MachineUse], ...]:
+        """Each of several cards with its latest reading."""
+        self.read()
+        return tuple((card, self._cards.get(card.uuid, MachineUse())) for card in self.watches())
+
     def _look(self) -> MachineUse:
         memory_bytes, uuid = self._family.memory_bytes(), self.trains_on()
+        self._cards = {card.uuid: _of_one(card.uuid) for card in self.watches()}
         if uuid != self._uuid:
             self._uuid, self._has_card, self._had_card = uuid, True, False
         if self._has_card:
@@ -76,6 +99,15 @@ class MachineMeter:
                 self._has_card = self._had_card
                 log.debug("no_nvidia_card", reason=str(error))
         return MachineUse(memory_bytes)
+
+
+def _of_one(uuid: str) -> MachineUse:
+    """The reading of one of several cards; an empty one while the driver does not answer."""
+    try:
+        return _with_card(0, uuid)
+    except OSError as error:
+        log.debug("card_not_read", uuid=uuid, reason=str(error))
+        return MachineUse()
 
 
 def _with_card(memory_bytes: int, uuid: str | None) -> MachineUse:

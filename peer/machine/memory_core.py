@@ -20,10 +20,15 @@ class MemoryUse:
     own_peak_bytes: int
 
 
-def may_double(most_bytes: int, later_bytes: int, before: MemoryUse, after: MemoryUse) -> bool:
+def may_double(
+    most_bytes: int, later_bytes: int, before: MemoryUse, after: MemoryUse, *, num_processes: int = 1
+) -> bool:
     """Whether twice as many sequences stay below `most_bytes`, together with `later_bytes` that are not allocated yet.
 
     `before` must be from before the whole search. An allocator keeps memory of smaller sizes, which would hide in a later reading.
+
+    Args:
+        num_processes: of the peer that search side by side, each on its card: the others will take as much as this one.
     """
     cost_bytes = max(0, after.own_peak_bytes - before.own_bytes)
-    return before.family_bytes + later_bytes + 2 * cost_bytes <= most_bytes
+    return before.family_bytes + num_processes * (later_bytes + 2 * cost_bytes) <= most_bytes

@@ -6,7 +6,7 @@ Only computation stops. The peer stays a member: it votes, serves state and redu
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import structlog
 import trio
@@ -44,6 +44,15 @@ class Controllable(Protocol):
 
     def hold(self, is_held: bool) -> None:
         """Hold back trained tokens from rounds, or release them."""
+        ...
+
+
+@runtime_checkable
+class Islands(Protocol):
+    """A trainer of several replicas that can pause each of them alone."""
+
+    async def set_paused(self, world: int, is_paused: bool, because: str = "") -> None:
+        """Pause one replica or let it train again, beside the orders for all."""
         ...
 
 
@@ -87,7 +96,7 @@ class Controls:
             log.info("controls", training=f"{decision.share:.0%}", reason=decision.reason or "nothing holds it back")
         if self._network is not None:
             self._network.cap_bulk(decision.upload_bytes_per_s, decision.download_bytes_per_s)
-        if (before.share, before.is_held) != (decision.share, decision.is_held):
+        if _orders(before) != _orders(decision):
             changed, self._changed = self._changed, trio.Event()
             changed.set()
 
@@ -99,6 +108,7 @@ class Controls:
 
     async def order(self, trainer: Controllable) -> None:
         """Apply the decisions to the training process until cancelled. The sensors are still read while it is slow to obey."""
+        paused: dict[int, str] = {}
         while True:
             changed, share = self._changed, self.decision.share
             trainer.hold(self.decision.is_held)
@@ -107,7 +117,23 @@ class Controls:
                 await trainer.resume()
             else:
                 await trainer.pause()
+            if isinstance(trainer, Islands):
+                paused = await _pause_worlds(trainer, paused, dict(self.decision.worlds_paused))
             await changed.wait()
+
+
+def _orders(decision: TrainingAllowance) -> tuple[float, bool, frozenset[int]]:
+    """The part of a decision that the training process is told. The words of a reason change each second."""
+    return decision.share, decision.is_held, frozenset(world for world, _ in decision.worlds_paused)
+
+
+async def _pause_worlds(islands: Islands, before: dict[int, str], now: dict[int, str]) -> dict[int, str]:
+    """Pause the replicas that are to be, and let the others train. Returns those that are paused."""
+    for world in before.keys() - now.keys():
+        await islands.set_paused(world, False)
+    for world in now.keys() - before.keys():
+        await islands.set_paused(world, True, now[world])
+    return now
 
 
 def _moved_bytes(board: StatusBoard) -> int:

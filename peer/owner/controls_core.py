@@ -53,7 +53,7 @@ class ControlSettings:
     Attributes:
         weekly_hours: when training is welcome, None for always.
         train_on_battery: train also while the machine runs on its battery.
-        max_gpu_celsius: ceiling of the first NVIDIA card, 0 for none.
+        max_gpu_celsius: ceiling of each NVIDIA card that trains, 0 for none.
         max_cpu_celsius: ceiling of the processor, 0 for none.
         idle_after_s: train only after this many seconds without use of the machine, 0 for always.
         duty_percent: share of the time to train in, 100 for all of it.
@@ -75,6 +75,21 @@ class ControlSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CardHeat:
+    """The temperature of one of several cards that train.
+
+    Attributes:
+        name: for people, as "card 1".
+        world: index of the replica that it trains, alone or with others: none of them trains while it is too hot.
+        celsius: None if it is not known.
+    """
+
+    name: str
+    world: int
+    celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """Sensor readings and clocks at one moment; None for an unknown value.
 
@@ -84,7 +99,8 @@ class Readings:
         pause: the owner's pause, if any.
         is_on_battery: None without a battery.
         battery_percent: charge.
-        gpu_celsius: of the first NVIDIA card.
+        gpu_celsius: of the NVIDIA card that trains.
+        cards: of each, where several train; `gpu_celsius` does not count then.
         cpu_celsius: of the hottest core.
         idle_s: seconds since the machine was last used, infinity if nobody is logged in.
         today_bytes: sent and received since midnight.
@@ -97,6 +113,7 @@ class Readings:
     is_on_battery: bool | None = None
     battery_percent: float | None = None
     gpu_celsius: float | None = None
+    cards: tuple[CardHeat, ...] = ()
     cpu_celsius: float | None = None
     idle_s: float | None = None
     today_bytes: int = 0
@@ -117,10 +134,11 @@ class Latch:
 
 @dataclass(frozen=True, slots=True)
 class ControlsState:
-    """State between two readings."""
+    """State between two readings. `cards` are in the order of the readings'."""
 
     battery: Latch = Latch()
     gpu: Latch = Latch()
+    cards: tuple[Latch, ...] = ()
     cpu: Latch = Latch()
     memory: Latch = Latch()
 
@@ -136,6 +154,7 @@ class TrainingAllowance:
         upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, None for none.
         is_held: trained tokens stay here. They could not be sent, and no round should wait for them.
         is_too_hot: heat is the reason that holds training back.
+        worlds_paused: why some of several replicas are paused though others train, by their index.
     """
 
     share: float = 1.0
@@ -145,6 +164,7 @@ class TrainingAllowance:
     download_bytes_per_s: float | None = None
     is_held: bool = False
     is_too_hot: bool = False
+    worlds_paused: tuple[tuple[int, str], ...] = ()
 
     @property
     def may_compute(self) -> bool:
@@ -172,7 +192,7 @@ def decide(
     """The reasons that hold training back, the owner's pause first, and the state for the next reading."""
     state = _remembered(settings, state, readings)
     hot: tuple[Callable[[], str], ...] = (
-        lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
+        lambda: _all_too_hot(settings, state, readings),
         lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
     )
     rules: tuple[Callable[[], str], ...] = (
@@ -196,17 +216,24 @@ def decide(
     unkept = _unkept(settings, readings)
     share = settings.duty_percent / 100
     slowed = f"trains {settings.duty_percent:g}% of the time, as its owner set it" if share < 1 else ""
-    return state, replace(allowed, share=share, reason="; ".join(filter(None, (unkept, slowed))), is_kept=not unkept)
+    hot_worlds = tuple(sorted(_hot_worlds(settings, state, readings).items()))
+    reason = "; ".join(filter(None, (unkept, slowed, *(why for _, why in hot_worlds))))
+    return state, replace(allowed, share=share, reason=reason, is_kept=not unkept, worlds_paused=hot_worlds)
 
 
 def _remembered(settings: ControlSettings, state: ControlsState, readings: Readings) -> ControlsState:
     now_s = readings.now_s
     is_drained = readings.is_on_battery is True and not settings.train_on_battery
     battery = turned(state.battery, is_bad=is_drained, is_fine=not is_drained, now_s=now_s, fine_for_s=PLUGGED_FOR_S)
-    gpu = _heated(state.gpu, settings.max_gpu_celsius, readings.gpu_celsius, now_s)
+    gpu = _heated(state.gpu, settings.max_gpu_celsius, None if readings.cards else readings.gpu_celsius, now_s)
+    latches = state.cards if len(state.cards) == len(readings.cards) else (Latch(),) * len(readings.cards)
+    cards = tuple(
+        _heated(latch, settings.max_gpu_celsius, card.celsius, now_s)
+        for latch, card in zip(latches, readings.cards, strict=True)
+    )
     cpu = _heated(state.cpu, settings.max_cpu_celsius, readings.cpu_celsius, now_s)
     memory = _filled(state.memory, settings.max_memory_bytes, readings.memory_bytes, now_s)
-    return replace(state, battery=battery, gpu=gpu, cpu=cpu, memory=memory)
+    return replace(state, battery=battery, gpu=gpu, cards=cards, cpu=cpu, memory=memory)
 
 
 def _heated(latch: Latch, ceiling: float, celsius: float | None, now_s: float) -> Latch:
@@ -275,7 +302,25 @@ def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> 
     if not latch.is_closed:
         return ""
     now = "it was too hot at its last reading" if celsius is None else f"it is at {celsius:.0f} C"
-    return f"paused until the {part} was at {ceiling - COOLER_BY_CELSIUS:.0f} C or less for {COOL_FOR_S:.0f} s ({now})"
+    return f"paused until {_article(part)} was at {ceiling - COOLER_BY_CELSIUS:.0f} C or less for {COOL_FOR_S:.0f} s ({now})"
+
+
+def _hot_worlds(settings: ControlSettings, state: ControlsState, readings: Readings) -> dict[int, str]:
+    """Why replicas with a card that is too hot are paused, by their index; the first such card of each is named."""
+    found: dict[int, str] = {}
+    for latch, card in zip(state.cards, readings.cards, strict=True):
+        reason = _too_hot(card.name, latch, settings.max_gpu_celsius, card.celsius)
+        if reason:
+            found.setdefault(card.world, reason)
+    return found
+
+
+def _all_too_hot(settings: ControlSettings, state: ControlsState, readings: Readings) -> str:
+    """Why nothing trains: the card is too hot, or one of each replica."""
+    if not readings.cards:
+        return _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius)
+    hot = _hot_worlds(settings, state, readings)
+    return next(iter(hot.values())) if len(hot) == len({card.world for card in readings.cards}) else ""
 
 
 def _too_large(settings: ControlSettings, state: ControlsState, readings: Readings) -> str:
@@ -287,17 +332,23 @@ def _too_large(settings: ControlSettings, state: ControlsState, readings: Readin
 
 def _unkept(settings: ControlSettings, readings: Readings) -> str:
     """A limit that is set but that no sensor here can check. Training goes on, and the status says so."""
+    several = tuple((card.name, settings.max_gpu_celsius, card.celsius) for card in readings.cards)
     blind = [
         part
         for part, ceiling, celsius in (
-            ("card", settings.max_gpu_celsius, readings.gpu_celsius),
+            *(several or (("card", settings.max_gpu_celsius, readings.gpu_celsius),)),
             ("processor", settings.max_cpu_celsius, readings.cpu_celsius),
         )
         if ceiling and celsius is None
     ]
     if not blind:
         return ""
-    return f"the temperature of the {' and the '.join(blind)} cannot be read here, so its ceiling is not kept"
+    return f"the temperature of {' and '.join(_article(part) for part in blind)} cannot be read here, so its ceiling is not kept"
+
+
+def _article(part: str) -> str:
+    """As "the processor", or as "card 1"."""
+    return part if part[-1].isdigit() else f"the {part}"
 
 
 def week_minute(local: datetime) -> int:

@@ -12,7 +12,7 @@ import trio
 
 from averaging.network.seams.interfaces import Clock
 from peer.machine.machine import MachineMeter
-from peer.owner.controls_core import OwnerPause, Readings
+from peer.owner.controls_core import CardHeat, OwnerPause, Readings
 from peer.owner.daily_traffic import DailyTraffic
 from peer.owner.idle import IdleMeter
 from peer.owner.pause_file import read_pause
@@ -67,6 +67,7 @@ class MachineSensors:
             is_on_battery=is_on_battery,
             battery_percent=percent,
             gpu_celsius=use.gpu_celsius,
+            cards=tuple(CardHeat(card.name, card.world, found.gpu_celsius) for card, found in self._machine.cards()),
             cpu_celsius=cpu,
             idle_s=idle_s,
             today_bytes=await trio.to_thread.run_sync(self._daily.count, self._traffic_bytes(), local.date()),

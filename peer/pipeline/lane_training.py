@@ -37,6 +37,7 @@ from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import stage_plan
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.isolation import watch_isolation
+from peer.session.run_layout import run_layout
 from peer.session.session import JoinedSession, PeerSession
 from peer.status.status_of import status_of
 from peer.training.plan.card_report import with_notes
@@ -143,7 +144,10 @@ async def train_in_lanes(
     rounds = peer_rounds(joined, follower)
     ended = partial(_is_after_the_end, rounds, chain, run.config.run.total_tokens)
     shares = StageShares(chain, run.form, ended, partial(_measured, joined, rounds))
+    layout = await run_layout(joined.life, run.config, None, None, ())
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
+    if layout.worlds[0].devices != ("auto",):
+        plan = plan.model_copy(update={"device": layout.worlds[0].devices[0]})
     async with open_stage_process(plan, joined.life.worker) as process:
         joined.life.board.machine.trains_on = lambda: process.card
         joined.life.board.card_report = lambda: with_notes(process.card_report, process.compile_note)

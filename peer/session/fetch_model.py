@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,12 +52,13 @@ from peer.membership.joining import (
     saved_membership,
 )
 from peer.membership.network_options import network_options
+from peer.membership.own_ban import own_ban
 from peer.membership.saved_membership import is_known, remember_start, run_folder, take_session
 from peer.session.build import result_codec
 from peer.session.catch_up import BestLineage, own_lineage
 from peer.session.session import SequenceNumbers
 from peer.settings.config import PeerConfig
-from protocol.errors import PotluckError, RunOverError, TemporaryError, UnreachableError
+from protocol.errors import PotluckError, RefusedError, RunOverError, TemporaryError, UnreachableError
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.invite import Invite, decode_invite
@@ -94,6 +95,8 @@ def fetch_model(config: PeerConfig, invite_text: str, run: str, on_progress: OnP
     folder, clock = run_folder(config.state_dir, invite.run_id), SystemClock()
     if not is_known(folder):
         check_invite(invite, clock.unix_s())
+    if ban := own_ban(config.state_dir, folder):
+        raise ban
     with open_identity(config.state_dir / "identity") as held:
         session = take_session(config.state_dir, clock.unix_s())
         visit = _Visit(config.model_copy(update={"no_listen": True}), invite, held, folder, session, clock)
@@ -171,7 +174,7 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
         files = [entry for entry in (membership.dataset.tokenizer, *membership.dataset.part("start")) if entry]
         await fetch_data(network, files, cache, lambda: donors, lambda sentence: log.info("fetching", what=sentence))
         given = tuple(cache.path(entry.sha256) for entry in membership.dataset.part("start"))
-        host_roots = await _host_roots(client)
+        host_roots = await roots_of_host(client)
         run = _Run(network, membership, donors, start, host_roots, given, visit.folder, invite.ca_certificate_der)
         units, proof = await _fetch_units(run, on_progress)
         return RunModel(membership.manifest, units, read_tokenizer(membership.dataset, cache), proof)
@@ -216,11 +219,16 @@ async def _members(network: Network, membership: Membership, roster: CredentialC
     return ()
 
 
-async def _host_roots(client: CoordinatorClient) -> dict[CommitId, Root]:
-    """The roots of the host's checkpoints, by commit; none while the host is away."""
-    with suppress(PotluckError):
+async def roots_of_host(client: CoordinatorClient) -> dict[CommitId, Root]:
+    """The roots of the host's checkpoints, by commit; none while the host is away. A refusal is an error, since members refuse a
+    banned peer, too.
+    """
+    try:
         return {entry.commit: entry.state_root for entry in await client.list_checkpoints()}
-    return {}
+    except RefusedError:
+        raise
+    except PotluckError:
+        return {}
 
 
 async def _fetch_units(run: _Run, on_progress: OnProgress) -> tuple[tuple[ModelUnit, ...], str]:

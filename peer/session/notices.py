@@ -44,7 +44,8 @@ def peer_conditions(status: PeerStatus, allowed: TrainingAllowance, full_disk: s
     if status.state == "finished":
         found.append(
             Condition(
-                "run_complete", f"the run is complete; {status.rounds_counted} of its rounds count work of this peer"
+                "run_complete",
+                f"the run is complete; {status.run_rounds_counted} of its rounds count work of this peer",
             )
         )
     elif status.apart:

@@ -13,6 +13,8 @@ from averaging.network.seams.host_names import ANY_HOST
 from averaging.system.usual_folders import state_root
 from peer.settings.hours_core import parse_hours
 from peer.training.plan.card_plan import Fit, Switch, WishedPrecision, Wishes
+from peer.training.plan.gpus_core import AUTO, parse_gpus
+from peer.training.plan.layout import WishedSplit
 from protocol.errors import ConfigError
 from protocol.host.expert_choice import parse_experts
 from protocol.identity.chosen_name import ChosenName, checked_name
@@ -54,6 +56,12 @@ class PlaceConfig(DaemonSettings):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on: cpu, cuda or mps; auto takes the best there is."""
 
+    gpus: str = AUTO
+    """Cards to train on: auto takes each one that is free, all takes every one, and "0,1" only those. The numbers are torch's, from 0
+    on, of the cards that CUDA_VISIBLE_DEVICES leaves; `potluck doctor` lists them. UUIDs as "GPU-..." also work. With --device cpu
+    each number is a process.
+    """
+
 
 class PeerConfig(PlaceConfig):
     """Settings of one peer."""
@@ -71,6 +79,11 @@ class PeerConfig(PlaceConfig):
 
     precision: WishedPrecision = "auto"
     """Type that matrix products are computed in: fp32, bf16 or fp16; auto takes what the card is fast in."""
+
+    split: WishedSplit = "auto"
+    """How several cards train: as islands, each with a model of its own, or as one model, with its parameters shared out (shard), also
+    each text (context) or each product (tensor). auto takes what is fast and fits.
+    """
 
     compile: Switch = "auto"
     """Whether torch compiles the model for the card: on, off, or auto. Without a compiler that works, a line says why not."""
@@ -165,6 +178,12 @@ class PeerConfig(PlaceConfig):
     def _check_name(cls, text: str, info: ValidationInfo) -> str:
         return checked_name(text, str(info.field_name))
 
+    @field_validator("gpus")
+    @classmethod
+    def _check_gpus(cls, text: str) -> str:
+        parse_gpus(text)
+        return text
+
     @field_validator("weekly_hours")
     @classmethod
     def _check_hours(cls, text: str) -> str:
@@ -199,7 +218,7 @@ def zone_of(name: str) -> ZoneInfo | None:
         raise ConfigError(
             f"peer setting time_zone is {name[:60]!r}",
             'a zone that this machine knows, as "Europe/Paris"',
-            "set it with POTLUCK_PEER_TIME_ZONE or in peer.toml",
+            "set it with --time-zone, POTLUCK_PEER_TIME_ZONE or in peer.toml",
         ) from error
 
 

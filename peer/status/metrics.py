@@ -10,7 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from peer.cards.card_status import CardStatus
 from peer.status.status import BulkTraffic, PeerStatus
+from peer.training.plan.gpus_core import MOST_CARDS
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """(label values, value) for each sample of a metric."""
@@ -45,6 +47,15 @@ KIND_LABELS: Final = ("way", "channel", "unit", "codec")
 
 def _kind(count: BulkTraffic) -> tuple[str, ...]:
     return (count.way, count.channel, count.unit, count.codec)
+
+
+CARD_LABELS: Final = ("card",)
+
+
+def _by_card(status: PeerStatus, read: Callable[[CardStatus], float | None]) -> Samples:
+    """A sample a card, labelled with its number; at most MOST_CARDS."""
+    found = ((card.number, read(card)) for card in status.cards[:MOST_CARDS])
+    return tuple(((str(number),), float(value)) for number, value in found if value is not None)
 
 
 PEER_METRICS: Final = (
@@ -86,6 +97,48 @@ PEER_METRICS: Final = (
         "gauge",
         "The most memory of the card that training took.",
         lambda s: _one(s.card_used_bytes),
+    ),
+    PeerMetric(
+        "potluck_card_tokens_per_second",
+        "gauge",
+        "Training speed of each of several cards.",
+        lambda s: _by_card(s, lambda card: card.tokens_per_s),
+        CARD_LABELS,
+    ),
+    PeerMetric(
+        "potluck_card_tokens_ratio",
+        "gauge",
+        "Share of the tokens that each of several cards trained.",
+        lambda s: _by_card(s, lambda card: card.share),
+        CARD_LABELS,
+    ),
+    PeerMetric(
+        "potluck_card_expected_bytes",
+        "gauge",
+        "Memory that the plan of each of several cards is expected to take.",
+        lambda s: _by_card(s, lambda card: card.expected_bytes),
+        CARD_LABELS,
+    ),
+    PeerMetric(
+        "potluck_card_used_bytes",
+        "gauge",
+        "The most memory that training took of each of several cards.",
+        lambda s: _by_card(s, lambda card: card.used_bytes),
+        CARD_LABELS,
+    ),
+    PeerMetric(
+        "potluck_card_celsius",
+        "gauge",
+        "Temperature of each of several cards.",
+        lambda s: _by_card(s, lambda card: card.celsius),
+        CARD_LABELS,
+    ),
+    PeerMetric(
+        "potluck_card_left_out",
+        "gauge",
+        "1 for a card of several that does not train.",
+        lambda s: _by_card(s, lambda card: bool(card.left_out)),
+        CARD_LABELS,
     ),
     PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
     PeerMetric(

@@ -56,7 +56,7 @@ class PlainLines:
         self._round: int | None = None
         self._unusual: frozenset[str] = frozenset()
         self._said_at_s: dict[str, float] = {}
-        self._said_s, self._reason, self._was_full = 0.0, "", False
+        self._said_s, self._reason, self._was_full, self._has_ended = 0.0, "", False, False
 
     def of(self, status: PeerStatus, now_s: float) -> Sequence[str]:
         """The lines to print now; a change that only moves numbers is none."""
@@ -77,8 +77,9 @@ class PlainLines:
             lines.append(f"{status.name}: {round_line(status)}")
         elif state != self._state:
             lines.append(peer_line(status))
-        if state != self._state and (last := ending(status)):
+        if (last := ending(status)) and not self._has_ended:
             lines.append(last)
+        self._has_ended = bool(last)
         self._round, self._state, self._unusual = newest.index if newest else 0, state, frozenset(strange)
         waits = status.state != "training" and status.reason != self._reason
         if not lines and now_s - self._said_s >= (PLAIN_PROGRESS_S if waits else PLAIN_SILENCE_S):
@@ -102,7 +103,10 @@ def peer_line(status: PeerStatus) -> str:
 def peer_picture(status: PeerStatus) -> RenderableType:
     """The panel: what is unusual, progress bars and the rows of `potluck status`."""
     if last := ending(status):
-        return Panel(Text(last), title=Text(f"{status.name} in {printable(status.run)}"))
+        return Panel(
+            Text(f"{last}\n{printable(state_and_reason(status))}"),
+            title=Text(f"{status.name} in {printable(status.run)}"),
+        )
     strange = [Text(with_folder(text), style="bold yellow") for text in unusual(status)]
     state = rows_of_text([("state", state_and_reason(status))], style="bold")
     title = f"{printable(own_name(status))} in {printable(status.run or 'a run')} (Ctrl-C leaves)"

@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from averaging.trio_errors import first_of_ours
+from peer.cards.card_status import CardStatus
 
 FINAL_STATUS_FILE: Final = "final_status.json"
 """In the peer's state folder: the last status, written when the daemon leaves."""
@@ -145,6 +146,8 @@ class PeerStatus(BaseModel):
         card_plan: how the card trains, and why; empty before the training process has told it.
         card_expected_bytes: of the card's memory with that plan, None before it is known. `card_used_bytes`: the most that training
             took of it, None where it is not measured.
+        layout: how several cards train together, and why; empty for one.
+        cards: each card, by its number; none where there is one and none is left out.
         mfu: model FLOPs utilisation, the share of the card's peak that training uses, 0 to 1; None where the peak is not known.
         download_bytes_here: bytes received of the state that is being downloaded, of `download_bytes_all` from `download_donors`
             peers. All are 0 while there is no download.
@@ -175,7 +178,9 @@ class PeerStatus(BaseModel):
         is_unheard: whether others are at work, or may be, and this peer hears none of them: it commits nothing alone then.
         offline: for how long neither a peer nor the host has answered, in one sentence; empty while one does.
         download_what: what is being downloaded; `download_left_s` is the estimated time to its end, None while unknown.
-        tokens_counted: tokens of this peer in the rounds that are remembered here.
+        tokens_counted: tokens of this process in the rounds of `rounds_counted`.
+        run_rounds_counted: rounds of the run that this peer saw and that count it, over all its starts, with `run_tokens_counted`
+            tokens; 0 in the last status of older releases.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while our lineage is the run's.
     """
 
@@ -225,6 +230,8 @@ class PeerStatus(BaseModel):
     host_bytes_down: int = 0
     rounds_counted: int = 0
     tokens_counted: int = 0
+    run_rounds_counted: int = 0
+    run_tokens_counted: int = 0
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()
     worker_state: str = ""
@@ -236,6 +243,8 @@ class PeerStatus(BaseModel):
     mfu: float | None = None
     compile_note: str = ""
     skipped_steps: int = 0
+    layout: str = ""
+    cards: tuple[CardStatus, ...] = ()
     download_bytes_here: int = 0
     download_bytes_all: int = 0
     download_donors: int = 0

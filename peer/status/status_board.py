@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ from averaging.rounds.lineage.round_reports import (
     RoundReport,
 )
 from averaging.rounds.traffic.spans import SpanRing
+from peer.cards.own_cards import OwnCards
 from peer.holdings.move_costs import DownloadRate
 from peer.machine.machine import MachineMeter
 from peer.owner.controls_core import TrainingAllowance
@@ -32,6 +33,8 @@ from peer.status.round_progress import EtaEstimator
 from peer.status.status import LastRound
 from peer.status.traffic import RoundBytes, RoundTraffic, traffic_fields
 from peer.training.plan.card_report import CardReport
+from peer.training.plan.card_state import CardState
+from peer.training.plan.layout_core import LayoutChoice
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -51,6 +54,10 @@ def _no_report() -> CardReport | None:
     return None
 
 
+def _no_cards() -> tuple[CardState, ...]:
+    return ()
+
+
 def _no_commits() -> CommitTree | None:
     return None
 
@@ -68,6 +75,32 @@ class SeenRound:
 
 
 @dataclass
+class GivenToRun:
+    """This peer's part in the run over all its starts, as far as it saw the rounds: `rounds` that counted it, with `tokens`.
+    `fresh` rounds are not in the history on disk yet.
+    """
+
+    fresh: list[SeenRound] = field(default_factory=list)
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    rounds: int = 0
+    tokens: int = 0
+
+    def saw(self, index: int, own_tokens: int) -> None:
+        """A committed round. It replaces itself and later ones, which were of another lineage."""
+        while self.seen and self.seen[-1][0] >= index:
+            _, lost = self.seen.pop()
+            self.rounds, self.tokens = self.rounds - int(lost > 0), self.tokens - lost
+        self.seen.append((index, own_tokens))
+        self.rounds, self.tokens = self.rounds + int(own_tokens > 0), self.tokens + own_tokens
+
+    def begin_with(self, earlier: Iterable[tuple[int, int]]) -> None:
+        """Put the rounds of earlier starts, each with its own tokens, before those of this one."""
+        now, self.seen, self.rounds, self.tokens = self.seen, [], 0, 0
+        for index, own_tokens in (*earlier, *now):
+            self.saw(index, own_tokens)
+
+
+@dataclass
 class RoundTally:
     """Totals over the reports of this peer's rounds.
 
@@ -80,7 +113,7 @@ class RoundTally:
         has_downloaded: a whole state came in mid-run, and the head has not moved to it yet.
         eta: the rate of rounds.
         traffic: payload of each round.
-        fresh: rounds that are not in the history on disk yet.
+        given: this peer's part in the whole run.
     """
 
     peer: PeerId
@@ -94,7 +127,7 @@ class RoundTally:
     has_downloaded: bool = False
     eta: EtaEstimator = field(default_factory=EtaEstimator)
     traffic: RoundTraffic = field(default_factory=RoundTraffic)
-    fresh: list[SeenRound] = field(default_factory=list)
+    given: GivenToRun = field(default_factory=GivenToRun)
 
     def committed(self, link: ChainLink, traffic: TrafficCount | None, unix_s: float) -> None:
         """A round was applied here. `traffic`: payload of this process so far, None before there is a network."""
@@ -123,7 +156,8 @@ class RoundTally:
         )
         entry = record.contributor(self.peer)
         own_tokens = 0 if entry is None else entry.credited_tokens
-        self.fresh.append(SeenRound(unix_s, link.index, link.total_tokens, len(members), own_tokens))
+        self.given.fresh.append(SeenRound(unix_s, link.index, link.total_tokens, len(members), own_tokens))
+        self.given.saw(link.index, own_tokens)
         if entry is not None and entry.root in self.own_roots:
             self.counted += 1
             self.tokens_counted += entry.credited_tokens
@@ -143,7 +177,8 @@ class StatusBoard:
 
     `known_commits` returns the commits that the rounds know, None before they run. `for_host` is set by a round that we must send
     to the host at once: one that we have to upload, or one of an expert that no other peer votes on. So does a convicted voter.
-    `card_report` tells how the card trains, None before the training process has told it.
+    `card_report` tells how the card trains, None before the training process has told it. `own_cards` are those that this peer took of
+    its machine, `layout` tells how they train together, None before it is chosen, and `cards` tells each one.
     """
 
     peer: PeerId
@@ -179,6 +214,9 @@ class StatusBoard:
         self.rounds = RoundTally(self.peer)
         self.convicted = ConvictedVoters(self.peer)
         self.isolation, self.isolation_text = Isolation(), ""
+        self.own_cards = OwnCards()
+        self.cards: Callable[[], tuple[CardState, ...]] = _no_cards
+        self.layout: LayoutChoice | None = None
 
     def has_restarted(self, sentence: str) -> None:
         """Append a sentence about the state that this process found on its disk."""

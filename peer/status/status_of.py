@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from averaging.network.seams.interfaces import Trainer
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
+from peer.cards.card_status import card_statuses
 from peer.membership.credential_cache import CredentialCache
 from peer.status.health import OFFLINE_AFTER_S, DiskSight, offline_sentence
 from peer.status.round_progress import round_progress
@@ -117,6 +118,8 @@ def status_of(sources: Sources) -> PeerStatus:
         target_total_tokens=board.target_total_tokens,
         rounds_counted=board.rounds.counted,
         tokens_counted=board.rounds.tokens_counted,
+        run_rounds_counted=board.rounds.given.rounds,
+        run_tokens_counted=board.rounds.given.tokens,
         first_counted_unix_s=board.rounds.first_counted_unix_s,
         last_round=board.rounds.last,
         started_unix_s=board.started_unix_s,
@@ -316,6 +319,7 @@ def _of_training(sources: Sources) -> dict[str, object]:
     progress, card = sources.trainer.progress(), sources.board.card_report()
     return {
         **(_of_card(card, progress.tokens_per_s) if card is not None else {}),
+        **_of_cards(sources.board),
         "tokens_per_s": progress.tokens_per_s,
         "tokens_ready": progress.tokens_ready,
         "tokens_trained": progress.tokens_trained,
@@ -324,6 +328,15 @@ def _of_training(sources: Sources) -> dict[str, object]:
         "worker_reason": progress.reason,
         "worker_restarts": progress.restarts,
     }
+
+
+def _of_cards(board: StatusBoard) -> dict[str, object]:
+    """Several cards, and how they train together."""
+    choice = board.layout
+    if choice is None or not (choice.cards or choice.left_out):
+        return {}
+    uses = {card.uuid: use for card, use in board.machine.cards()}
+    return {"layout": choice.layout.reason, "cards": card_statuses(choice, board.cards(), uses)}
 
 
 def _of_card(card: CardReport, tokens_per_s: float) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from peer.cards.card_status import rows_of_cards
 from peer.status.status import PeerStatus
 from protocol.estimates.unit_disk import disk_phrase
 from protocol.identity.chosen_name import called
@@ -82,13 +83,17 @@ def _is_worker_away(status: PeerStatus) -> bool:
 
 
 def ending(status: PeerStatus) -> str:
-    """The last words of a peer whose run is complete; empty for any other."""
+    """The part of a peer in its complete run, over all its starts; empty for any other. The reason of the state names the
+    command that gives the model.
+    """
     if status.state != "finished":
         return ""
-    share = status.tokens_counted / status.total_tokens if status.total_tokens else 0.0
-    yours = f"You trained {status.tokens_counted:,} of its tokens ({share:.0%})"
-    counted = f"{status.rounds_counted} of {several(status.index, 'round')} counted your work"
-    return f"The run is complete. {yours}; {counted}. The model: ask the host, or see its page."
+    # The last status of an older release has the counts of its last start alone.
+    tokens = max(status.run_tokens_counted, status.tokens_counted)
+    rounds = max(status.run_rounds_counted, status.rounds_counted)
+    share = tokens / status.total_tokens if status.total_tokens else 0.0
+    counted = f"{rounds} of {several(status.index, 'round')} counted your work"
+    return f"The run is complete. You trained {tokens:,} of its tokens ({share:.0%}); {counted}."
 
 
 def round_line(status: PeerStatus) -> str:
@@ -116,7 +121,11 @@ def of_the_run(status: PeerStatus) -> str:
 
 
 def progress(status: PeerStatus) -> str:
-    """Progress of the run in rounds and tokens."""
+    """Progress of the run in rounds and tokens, as far as it is known before the state on disk is read."""
+    if status.state == "joining" and not status.head:
+        return (
+            f"round: not known yet, {status.target_total_tokens:,} tokens in all" if status.target_total_tokens else ""
+        )
     if not status.target_total_tokens:
         return f"round {status.index}, {status.total_tokens:,} tokens"
     target = f"{status.total_tokens:,} of {status.target_total_tokens:,} tokens"
@@ -150,6 +159,8 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
     rows = [
         ("training", speed(status)),
         ("plan", card_line(status)),
+        ("layout", status.layout),
+        *rows_of_cards(status.cards),
         (
             "yours",
             f"{status.tokens_trained:,} tokens trained since the start, counted in {several(status.rounds_counted, 'round')}",
@@ -172,7 +183,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
 def status_lines(status: PeerStatus) -> list[str]:
     """The identity and the state, what is unusual, progress, then the rows of `status_rows`."""
     first = f"{own_name(status)} in {status.run or 'no run yet'}: {state_and_reason(status)}"
-    lines = [printable(first), *unusual(status), *([ending(status)] if ending(status) else []), progress(status)]
+    lines = [printable(first), *unusual(status), *filter(None, (ending(status), progress(status)))]
     lines += [next_round(status)] if status.round_target_tokens else []
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
 

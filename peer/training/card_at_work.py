@@ -11,6 +11,7 @@ from peer.training.plan.card_memory_core import CardLoad, flops_per_token
 from peer.training.plan.card_plan import CardPlan, Wishes
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.cards_core import Card
+from peer.training.plan.layout import Mesh
 from peer.training.plan.plan_core import (
     Limits,
     allows_int8,
@@ -21,6 +22,7 @@ from peer.training.plan.plan_core import (
     is_worth_compiling,
     usable,
 )
+from peer.training.plan.rank_memory_core import ALONE
 from peer.training.plan.speed_core import peak_flops
 from peer.training.replica.compiler import not_compiled
 from protocol.run.training_sections import InnerSection
@@ -33,6 +35,7 @@ class CardAtWork:
         most_bytes: of the card's own memory, 0 for all of it.
         given: the plan to use instead, as after running out of memory.
         micro_batch: where the run fixes it, 0 where it is to be found.
+        mesh: of the ranks that share the model; this card is one of them.
     """
 
     def __init__(
@@ -45,13 +48,14 @@ class CardAtWork:
         most_bytes: int = 0,
         given: CardPlan | None = None,
         micro_batch: int = 0,
+        mesh: Mesh = ALONE,
     ) -> None:
-        self._device, self._load, self._inner = device, load, inner
+        self._device, self._load, self._inner, self._mesh = device, load, inner, mesh
         self._card = read_card(device)
         self.why_eager = _why_eager(self._card, wishes, device)
         compiles = not why_no_compiler(device.type)
         self._limits = Limits(most_bytes, compiles, allows_int8(inner) and compiles and has_torchao())
-        choice = choose(self._card, load, inner, wishes, self._limits, micro_batch)
+        choice = choose(self._card, load, inner, wishes, self._limits, micro_batch, mesh)
         self.plan = given or choice.plan
         self._micro_batch = choice.micro_batch
         self._usable_bytes = usable(self._card, wishes.fit, self._limits)
@@ -63,7 +67,7 @@ class CardAtWork:
     def report(self, micro_batch: int) -> CardReport:
         """The plan at so many sequences at a time; 0 if that is not known yet."""
         size = micro_batch or self._micro_batch
-        expected = expected_bytes(self._card, self._load, self._inner, size, self.plan)
+        expected = expected_bytes(self._card, self._load, self._inner, size, self.plan, self._mesh)
         return CardReport(
             plan=self.plan,
             kind=self._card.kind,

@@ -10,6 +10,7 @@ import torch
 from averaging.data.assignment import heldout_starts
 from averaging.data.shards import TokenReader
 from peer.machine.device import give_back_memory, is_out_of_memory
+from peer.training.ranks.text_share import ALL_TEXT, TextShare
 from peer.training.replica.replica import Replica
 from protocol.errors import TemporaryError
 
@@ -29,6 +30,7 @@ class Evaluation:
         loss_of: the mean loss of (B, T + 1) int64 tokens in nats.
         batch_of: reads (B, T + 1) tokens at these starts.
         window: T + 1 tokens of a sequence.
+        share: the windows that this process reads. All ranks evaluate together.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Evaluation:
         loss_of: Callable[[torch.Tensor, int | None], torch.Tensor],
         batch_of: Callable[[TokenReader, tuple[int, ...]], torch.Tensor],
         window: int,
+        share: TextShare = ALL_TEXT,
     ) -> None:
+        self._share = share
         self._replica, self._loss_of, self._batch_of, self._window = replica, loss_of, batch_of, window
         self._most_windows = EVALUATED_WINDOWS
         self._steps_aside = False
@@ -56,11 +60,13 @@ class Evaluation:
             size = min(self._most_windows, micro_batch or 1)
             try:
                 with self._replica.standing_in(values_N, steps_aside=self._steps_aside):
-                    parts = [starts[i : i + size] for i in range(0, len(starts), size)]
-                    losses = [float(self._loss_of(self._batch_of(reader, part), expert)) * len(part) for part in parts]
-                return sum(losses) / len(starts)
+                    losses = [
+                        float(self._loss_of(self._batch_of(reader, part.starts), expert)) * part.weight
+                        for part in self._share.parts(starts, size)
+                    ]
+                return self._replica.sum_over_ranks(sum(losses))
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+                if not is_out_of_memory(error) or not self._share.is_all:  # other ranks wait within a pass
                     raise
                 self._make_smaller(size, error)
 

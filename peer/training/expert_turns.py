@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def expert_of_step(experts: Sequence[int], step: int) -> int | None:
-    """The expert of this step. A peer's experts take turns; None in a run without experts."""
-    return experts[step % len(experts)] if experts else None
+def expert_of_step(experts: Sequence[int], step: int, stride: int = 1) -> int | None:
+    """The expert of this data position. A peer's experts take turns; None in a run without experts.
+
+    An island takes each `stride`-th position. Its turns go by its own steps, so that it takes all experts; islands begin at
+    different ones.
+    """
+    return experts[(step // stride + step % stride) % len(experts)] if experts else None

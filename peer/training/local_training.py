@@ -6,10 +6,11 @@ Rules: R20 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -17,13 +18,18 @@ from averaging.data.assignment import window_starts
 from averaging.data.shards import TokenReader
 from averaging.models.llama.config import require_llama
 from peer.machine.device import choose_device, give_back_memory, limit_memory
-from peer.models.decoder import Decoder, parts_of
+from peer.models.decoder import Decoder
 from peer.models.mixture import MixtureDecoder
 from peer.training.card_at_work import CardAtWork
 from peer.training.evaluation import Evaluation
 from peer.training.expert_turns import expert_of_step
 from peer.training.learning_rate import learning_rate_at
 from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
+from peer.training.plan.card_plan import CardPlan
+from peer.training.ranks.agreed_plan import agreed_plan
+from peer.training.ranks.rank_files import moments_path, part_of_rank
+from peer.training.ranks.rank_group import RankGroup, alone
+from peer.training.ranks.text_share import share_of
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
@@ -75,26 +81,47 @@ def _readers(
 def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
     """The device's own plan for this training."""
     limit_bytes = plan.max_gpu_memory_bytes
-    return CardAtWork(device, plan.load, plan.inner, plan.wishes, most_bytes=limit_bytes, given=plan.card_plan)
+    return CardAtWork(
+        device, plan.load, plan.inner, plan.wishes, most_bytes=limit_bytes, given=plan.card_plan, mesh=plan.mesh
+    )
+
+
+def _replica_of(plan: TrainingPlan, card_plan: CardPlan, device: torch.device, group: RankGroup) -> Replica:
+    """The replica of this process, or its part of one."""
+    schema = plan.units.whole
+    if group.size == 1:
+        return Replica(_model_of(plan).to(device), schema, plan.inner, card_plan)
+    from peer.training.ranks.ranked_replica import RankedReplica  # imports torch.distributed, which takes a second
+
+    return RankedReplica(partial(_model_of, plan), schema, plan.inner, card_plan, device, group, plan.meeting)
 
 
 class LocalTrainer:
-    """Model, optimizer and data position of one training process."""
+    """Model, optimizer and data position of one training process.
 
-    def __init__(self, plan: TrainingPlan) -> None:
+    Args:
+        group: the processes that share the replica, as `meet` gives it; None for this one alone. All of them make the same calls.
+    """
+
+    def __init__(self, plan: TrainingPlan, group: RankGroup | None = None) -> None:
         if plan.num_threads:
             torch.set_num_threads(plan.num_threads)
-        self.plan = plan
+        self.plan, self.group = plan, group or alone()
         self.units = plan.units
         self.schema = self.units.whole
         self._device = choose_device(plan.device)
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is allocated there
-        self.card, self._compiler = card_at_work(plan, self._device), Compiler(plan.compile_folder)
+        self.card, self._compiler = (
+            card_at_work(plan, self._device),
+            Compiler(plan.compile_folder, process=f"{self._device}-{self.group.rank}"),
+        )
         self.card.plan, note = self._compiler.prepared(self.card.plan, plan.model, self._device)
         self.compile_note = note or self.card.why_eager
-        self._model = _model_of(plan).to(self._device)
-        self._replica = Replica(self._model, self.schema, plan.inner, self.card.plan)
+        self.card.plan = agreed_plan(self.card.plan, self.group)
+        self._share = share_of(self.group.mesh, self.group.rank)
+        self._replica = _replica_of(plan, self.card.plan, self._device, self.group)
+        self._model = cast("Decoder | MixtureDecoder", self._replica.model)
         self._parameters = self._replica.parameters
         self._window = plan.model.context_tokens + 1
         self.bridge = Bridge(self._device)
@@ -102,12 +129,13 @@ class LocalTrainer:
         self._train = _readers(plan, plan.train_shards, plan.expert_shards)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
-        self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window)
+        self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
-        layout = moments_layout(self.schema, plan.inner)
+        layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
+        kept = None if kept is None else moments_path(kept, self.group)
         self.moments = KeptMoments(kept, self._replica.optimizer, layout, plan.moments_within_tokens)
         self._schedule_tokens = 0
-        self.micro_batch = fitting_size(self.sequences_per_step, plan.micro_batch) if plan.micro_batch else 0
+        self.micro_batch = fitting_size(self._own_sequences, plan.micro_batch) if plan.micro_batch else 0
         self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
 
     @property
@@ -115,16 +143,27 @@ class LocalTrainer:
         """Windows of one local step."""
         return self.plan.inner.batch_tokens // self.plan.model.context_tokens
 
+    @property
+    def _own_sequences(self) -> int:
+        return self._share.most(self.sequences_per_step)
+
     def find_micro_batch(self) -> int:
         """Measure how many sequences to compute at a time."""
         expert = expert_of_step(self.plan.experts, 0)
-        self.micro_batch = MicroBatchSearch(
+        search = MicroBatchSearch(
             self._replica,
             lambda tokens_BT: self._loss(tokens_BT, expert),
-            sequences=self.sequences_per_step,
+            sequences=self._own_sequences,
             window=self._window,
             most_bytes=self.plan.max_memory_bytes,
-        ).run()
+            num_processes=self.plan.stride * self.group.size,
+            group=self.group,
+        )
+        try:
+            self.micro_batch = search.run()
+        except (MemoryError, RuntimeError):
+            self.micro_batch = search.size  # the report of the end of this process names it
+            raise
         self.card.begin()
         return self.micro_batch
 
@@ -151,35 +190,37 @@ class LocalTrainer:
         shift could repair the parameters.
         """
         plan, counters, replica, window = self.plan, self.counters, self._replica, self._window
-        expert = expert_of_step(plan.experts, counters.step)
+        expert = expert_of_step(plan.experts, counters.step, plan.stride)
         reader = self._train[expert]
         starts = window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window)
         losses: list[torch.Tensor] = []
-        for tokens_BT in self._batches.of_step(reader, starts, self.micro_batch):
+        parts = self._share.parts(starts, self.micro_batch)
+        batches = self._batches.of_step(reader, [part.starts for part in parts])
+        for part, tokens_BT in zip(parts, batches, strict=True):
             if losses:
                 self._run_ahead.wait()
                 if not goes_on():
                     self._run_ahead.clear()
-                    replica.optimizer.zero_grad()
+                    replica.discard()
                     return counters
-            loss = self._loss(tokens_BT, expert) * (len(tokens_BT) / len(starts))
+            replica.begin_pass(is_last=len(losses) == len(parts) - 1)
+            loss = self._loss(tokens_BT, expert) * part.weight
             replica.backward(loss)
             losses.append(loss.detach())
             self._run_ahead.note(losses[-1])
         self._run_ahead.clear()
-        norm_tensor = replica.clip(plan.inner.clip_norm)
-        *parts, norm = torch.stack([*losses, norm_tensor]).tolist()  # one synchronisation for all of them
-        total = sum(parts) / plan.train_bytes_per_token
+        nats, norm = replica.finish(losses, plan.inner.clip_norm)
+        total = nats / plan.train_bytes_per_token
         if not math.isfinite(norm) or not math.isfinite(total):
             replica.skip_step()
             skipped = counters.skipped_steps + (not replica.scale.is_searching)
-            self.counters = replace(counters, step=counters.step + 1, loss_nats=total, skipped_steps=skipped)
+            self.counters = replace(counters, step=counters.step + plan.stride, loss_nats=total, skipped_steps=skipped)
             return self.counters
         rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
         replica.step(rate)
         num_tokens, trained = plan.inner.batch_tokens, plan.places_of(expert)
         self.counters = Counters(
-            counters.step + 1,
+            counters.step + plan.stride,
             tuple(ready + num_tokens * (place in trained) for place, ready in enumerate(counters.ready)),
             counters.tokens_trained + num_tokens,
             total,
@@ -188,7 +229,8 @@ class LocalTrainer:
         return self.counters
 
     def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        model, inputs_BT, targets_BT = self._model, tokens_BT[:, :-1], tokens_BT[:, 1:]
+        model = self._model
+        inputs_BT, targets_BT = self._replica.cut(tokens_BT)
         with self._replica.computing():
             if isinstance(model, MixtureDecoder):
                 return model.loss(inputs_BT, targets_BT, expert)
@@ -222,14 +264,15 @@ class LocalTrainer:
 
     def send_theta(self, room_N: torch.Tensor, place: int = 0) -> None:
         """The same beside training, where that is faster: `bridge.is_sending` tells whether it is still being written."""
-        self.bridge.send(list(self._of_unit(place, room_N)))
+        rooms = self._replica.parts(room_N, self.units.schemas[place])
+        self.bridge.send(list(zip(self._in_unit(place), rooms, strict=True)))
 
     def bring(self, place: int, values_N: torch.Tensor) -> None:
         """Begin to bring the (N,) values of a load or shift that comes at the end of the step."""
-        self.bridge.bring(parts_of(values_N, self.units.schemas[place]))
+        self.bridge.bring(self._replica.parts(values_N, self.units.schemas[place]))
 
     def _brought(self, place: int, values_N: torch.Tensor) -> list[torch.Tensor]:
-        return self.bridge.brought(parts_of(values_N, self.units.schemas[place]))
+        return self.bridge.brought(self._replica.parts(values_N, self.units.schemas[place]))
 
     def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int, place: int = 0) -> None:
         """Theta <- theta + shift in one unit; its ready tokens -= credited."""
@@ -241,7 +284,7 @@ class LocalTrainer:
 
     def take_up_moments(self) -> None:
         """Continue from the moments of the last process, at the start after `load`."""
-        self.moments.take_up(self._schedule_tokens)
+        self.moments.take_up(self._schedule_tokens, self.group.is_same)
 
     def finish(self) -> None:
         """Save what the next process continues from."""
@@ -256,8 +299,7 @@ class LocalTrainer:
         schema = self.units.schemas[place]
         with torch.no_grad():
             for begin, stop, share in parts:
-                for parameter, first in zip(self._in_unit(place), schema.offsets.values(), strict=True):
-                    parameter.view(-1)[max(0, begin - first) : max(0, stop - first)].mul_(share)
+                self._replica.shrink(begin, stop, share, schema, self._in_unit(place))
 
     def steps_ready(self, place: int = 0) -> int:
         """Local steps behind a unit's ready tokens."""
@@ -267,10 +309,6 @@ class LocalTrainer:
         self._schedule_tokens = schedule_tokens
         before = self.counters.ready
         self.counters = replace(self.counters, ready=(*before[:place], ready, *before[place + 1 :]))
-
-    def _of_unit(self, place: int, values_N: torch.Tensor) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """A unit's parameters, each with its part of a (N,) vector."""
-        return zip(self._in_unit(place), parts_of(values_N, self.units.schemas[place]), strict=True)
 
     def _in_unit(self, place: int) -> list[torch.nn.Parameter]:
         first = sum(len(schema.tensors) for schema in self.units.schemas[:place])

@@ -10,9 +10,18 @@ from typing import Final
 
 import torch
 
-from peer.machine.device import give_back_memory, is_on_card, is_out_of_memory, wait_for
+from peer.machine.device import (
+    available_bytes,
+    forget_most_used,
+    give_back_memory,
+    is_on_card,
+    is_out_of_memory,
+    most_used_bytes,
+    wait_for,
+)
 from peer.machine.memory import forget_own_peak, memory_use
 from peer.machine.memory_core import MemoryUse, may_double
+from peer.training.ranks.rank_group import RankGroup, alone
 from peer.training.replica.replica import Replica
 
 WORTH: Final = 0.05
@@ -21,6 +30,9 @@ tests/benchmarks/LOG.md.
 """
 
 MEASURED_STEPS: Final = 2
+GROWTH_SHARE: Final = 0.95
+"""Share of a card's free memory that a larger size may be expected to take."""
+
 FIRST_SIZE: Final = 4
 """The search begins here if memory is not limited."""
 
@@ -46,6 +58,8 @@ class MicroBatchSearch:
         sequences: of one step.
         window: T + 1 tokens of a sequence.
         most_bytes: most memory of all of the peer's processes together, 0 for any.
+        num_processes: of the peer that search side by side, with the ranks of all its replicas.
+        group: the ranks that search together, by the same sizes.
     """
 
     def __init__(
@@ -56,46 +70,76 @@ class MicroBatchSearch:
         sequences: int,
         window: int,
         most_bytes: int,
+        num_processes: int = 1,
+        group: RankGroup | None = None,
     ) -> None:
-        self._replica, self._loss_of = replica, loss_of
+        self._replica, self._loss_of, self._group = replica, loss_of, group or alone()
         self._sequences, self._window, self._most_bytes = sequences, window, most_bytes
+        self._num_processes = num_processes
+        self._least_bytes, self.size = 0, 0
+        """The one that is being tried."""
 
     def run(self) -> int:
         """Time larger and larger micro-batches and keep the fastest per token. A larger one must be faster by at least WORTH. The
         search ends at the first size that does not fit in memory, beside what later steps take. Under a memory limit it begins with
         one sequence, and ends before a size that would exceed the limit.
+
+        Ranks that search together try the same sizes, the slowest of them counts, and they end before a size for which one of them has
+        too little memory left. If it runs out nevertheless, that ends its process, because the others wait for it within the pass.
         """
         best, best_s = 1, math.inf
+        is_alone = self._group.size == 1
         with self._room_of_steps():
             before = self._memory_before() if self._most_bytes else None
-            for size in sizes_from(self._sequences, FIRST_SIZE if before is None else 1):
+            for size in sizes_from(self._sequences, FIRST_SIZE if before is None and is_alone else 1):
+                if not self._group.all(is_alone or self._may_fit(size)):
+                    break
                 try:
-                    elapsed_s = self.time_s(size) / size
+                    elapsed_s = self._group.largest(self._timed(size)) / size
                 except (MemoryError, RuntimeError) as error:
-                    if not is_out_of_memory(error):
+                    if not is_out_of_memory(error) or not is_alone:
                         raise
-                    self._replica.optimizer.zero_grad()
+                    self._replica.discard()
                     break
                 if elapsed_s < best_s * (1.0 - WORTH):
                     best, best_s = size, elapsed_s
-                if before is not None and not self._may_double(before):
+                if before is not None and not self._group.all(self._may_double(before)):
                     break
         give_back_memory(self._replica.device)  # memory of the sizes that were not kept
         return best
 
+    def _timed(self, size: int) -> float:
+        device = self._replica.device
+        forget_most_used(device)
+        self._least_bytes, self.size = most_used_bytes(device), size
+        return self.time_s(size)
+
+    def _may_fit(self, size: int) -> bool:
+        """Whether a card's memory may be enough for a size, by what the last one took. Always true where that is not counted."""
+        device = self._replica.device
+        taken_bytes = most_used_bytes(device) - self._least_bytes if self.size else 0
+        return taken_bytes * size <= GROWTH_SHARE * available_bytes(device) * self.size or taken_bytes == 0
+
     def time_s(self, size: int) -> float:
-        """Seconds of a forward and backward pass of so many sequences."""
+        """Seconds of a forward and backward pass of so many sequences. A step of several passes may keep more between them than after
+        the last one.
+        """
         device = self._replica.device
         tokens_BT = torch.zeros((size, self._window), dtype=torch.long, device=device)
-        self._replica.backward(self._loss_of(tokens_BT))
+        is_alone = size >= self._sequences
+        self._pass(tokens_BT, is_last=is_alone)
         wait_for(device)
         begin_s = time.perf_counter()
-        for _ in range(MEASURED_STEPS):
-            self._replica.backward(self._loss_of(tokens_BT))
+        for number in range(MEASURED_STEPS):
+            self._pass(tokens_BT, is_last=is_alone or number == MEASURED_STEPS - 1)
         wait_for(device)
         elapsed_s = time.perf_counter() - begin_s
-        self._replica.optimizer.zero_grad()
+        self._replica.discard()
         return elapsed_s / MEASURED_STEPS
+
+    def _pass(self, tokens_BT: torch.Tensor, *, is_last: bool) -> None:
+        self._replica.begin_pass(is_last=is_last)
+        self._replica.backward(self._loss_of(tokens_BT))
 
     @contextmanager
     def _room_of_steps(self) -> Iterator[None]:
@@ -121,4 +165,4 @@ class MicroBatchSearch:
         optimizer = self._replica.optimizer
         is_to_come = not is_on_card(self._replica.device) and not optimizer.has_moments
         later_bytes = optimizer.moments_bytes + optimizer.step_bytes if is_to_come else 0
-        return may_double(self._most_bytes, later_bytes, before, memory_use())
+        return may_double(self._most_bytes, later_bytes, before, memory_use(), num_processes=self._num_processes)

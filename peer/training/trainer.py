@@ -5,6 +5,9 @@ micro-batch, and from one sequence on with the next plan of the ladder (plan/pla
 allowed memory of the card by the last plan, it holds the state on the CPU and does not train. A worker that does not answer is
 killed first. A card that fails at each start is left for the CPU, if the owner chose no device. Commands that were running at its
 death are obsolete or fail: `shift` and `load` both end at the anchor; `snapshot` and `evaluate` raise.
+
+Several processes, one on each card, may hold one replica together. The first of them obeys the daemon and passes each command on. The
+end of any of them is the end of all, and one life begins anew.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from typing import Final
 
 import structlog
@@ -22,11 +24,20 @@ import trio
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
-from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.card_report import CardReport
-from peer.training.plan.plan_core import next_rung, plan_words
+from peer.training.plan.card_state import CardState
+from peer.training.plan.layout import Mesh
+from peer.training.supervision.cards_told import CardsTold
 from peer.training.training_plan import TrainingPlan
-from peer.training.training_process import MessageReader, TrainingProcess, no_process, restart_pause_s
+from peer.training.training_process import (
+    Ended,
+    MessageReader,
+    Replies,
+    Said,
+    TrainingProcess,
+    no_process,
+    restart_pause_s,
+)
 from peer.training.worker_channel import (
     Area,
     Command,
@@ -44,16 +55,16 @@ from peer.training.worker_errors import (
     WorkerDied,
     all_finite,
     misfit_reason,
-    out_of_memory_reason,
+    ran_out_words,
+    smaller_plan,
 )
-from peer.training.worker_notes import WorkerNotes
+from peer.training.worker_notes import Speed, WorkerNotes
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError
 
 log = structlog.get_logger()
 
 OWNER_HOLDS: Final = "its owner holds back what is trained"
-SPEED_WINDOW_S: Final = 10.0
 START_WITHIN_S: Final = 300.0
 """Time for imports, the model, and the search for the micro-batch, on a slow machine."""
 
@@ -65,10 +76,21 @@ SECOND_LOOK_S: Final = 2.0
 
 
 class WorkerTrainer:
-    """The Trainer interface over a worker process. Created by `open_worker_trainer`."""
+    """The Trainer interface over a worker process, or over one for each rank of the plan's mesh. Created by `open_worker_trainer`.
 
-    def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None) -> None:
+    Args:
+        devices: torch's names, one for each rank; the plan's device if there is one rank.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        anchor_N: torch.Tensor,
+        early: EarlyWorker | None = None,
+        devices: Sequence[str] = (),
+    ) -> None:
         self._plan = plan
+        self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
         self._spans = plan.units.spans
         self._process = TrainingProcess(plan.units.whole.num_elements, early)
         self._vectors = self._process.vectors
@@ -77,8 +99,7 @@ class WorkerTrainer:
         self._command_lock = trio.Lock()
         self._starting = trio.CancelScope()
         self._ready = trio.Event()
-        self._reply: Reply | None = None
-        self._replied = trio.Event()
+        self._replies = Replies()
         self._number = 0
         self._schedule_tokens = plan.schedule_tokens
         self._slowdown = plan.slowdown
@@ -95,7 +116,7 @@ class WorkerTrainer:
         self._card_plan = plan.card_plan
         self._last = self._begun(plan.first_step, plan.micro_batch)
         self._trained_before = 0
-        self._speed: deque[tuple[float, int]] = deque()
+        self._speed = Speed()
         self._restarts = 0
         self.record: Record = nowhere
         self.card: str | None = None
@@ -210,7 +231,7 @@ class WorkerTrainer:
             tokens_ready=self._last.others_ready[unit - 1] if unit else self._last.tokens_ready,
             tokens_trained=self._trained_before + self._last.tokens_trained,
             loss_nats=loss,
-            tokens_per_s=self._tokens_per_s(),
+            tokens_per_s=self._speed.tokens_per_s(trio.current_time()),
             restarts=self._restarts,
             state="held" if self._is_held else self._state,
             reason=self._held_because if self._is_held else self._reason,
@@ -225,8 +246,19 @@ class WorkerTrainer:
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker, None while there is none."""
+        """Process id of the worker, of several that of the first; None while there is none."""
         return self._process.pid
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers by rank; none while there are none."""
+        return self._process.pids
+
+    @property
+    def cards(self) -> tuple[CardState, ...]:
+        """The known facts of each card that trains."""
+        trained = self._trained_before + self._last.tokens_trained
+        return self._cards.states(self._speed.tokens_per_s(trio.current_time()), trained)
 
     async def set_slowdown(self, factor: float) -> None:
         """Train at 1 / factor of full speed from now on."""
@@ -292,35 +324,23 @@ class WorkerTrainer:
         # The second wait is for a daemon that was itself suspended: the reply may already be there, unread.
         for wait_s in (patience_s, SECOND_LOOK_S):
             with trio.move_on_after(wait_s):
-                reply = await self._reply_to(number, life)
+                reply = await self._replies.of(number, lambda: self._restarts != life or not self._ready.is_set())
                 if reply is not None and command.op in ("load", "shift", "snapshot"):
                     self._life_of_theta[command.unit] = life
                 return reply
         self._give_up(f"the training process did not answer for {patience_s:.0f} s")
         return None
 
-    async def _reply_to(self, number: int, life: int) -> Reply | None:
-        while self._reply is None or self._reply.number != number:
-            if self._restarts != life or not self._ready.is_set():
-                return None
-            await self._replied.wait()
-        return self._reply
-
     def _patience_s(self) -> float:
         """How long a command may wait for its step boundary: many times the slowest recent step."""
         if not self._last.micro_batch:
             return MOST_PATIENCE_S  # started paused: the search for the micro-batch is still to come
-        times_s = [time_s for time_s, _ in self._speed]
-        slowest_s = max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
-        return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * slowest_s))
+        return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * self._speed.slowest_s))
 
     def _give_up(self, reason: str) -> None:
-        self._kill_reason = reason
+        stopped = self._process.stopped()
+        self._kill_reason = self._cards.named(stopped[0], reason) if stopped else reason
         self._process.kill()
-
-    def _wake(self) -> None:
-        event, self._replied = self._replied, trio.Event()
-        event.set()
 
     # --- supervision ---
 
@@ -329,18 +349,18 @@ class WorkerTrainer:
         quick_deaths = 0
         while True:
             first_step = self._last.step
-            cause = await self._live(self._next_plan())
+            ended = await self._live(self._next_plan())
             quick_deaths = quick_deaths + 1 if self._last.step == first_step else 0
-            self._note_death(cause)
+            self._note_death(ended.said, ended.rank)
             await trio.sleep(restart_pause_s(quick_deaths))
 
     def _next_plan(self) -> TrainingPlan:
         """The plan of the next worker. It continues in the data and in the schedule."""
         plan, card_plan = self._plan, self._card_plan
         if self._misfit:
-            plan, card_plan = plan.model_copy(update={"trains": False, "device": "cpu"}), None
+            plan, card_plan = plan.model_copy(update={"trains": False, "device": "cpu", "mesh": Mesh()}), None
         elif self.notes.leaves_card and plan.device == "auto":
-            plan, card_plan = plan.model_copy(update={"device": "cpu"}), None
+            plan, card_plan = plan.model_copy(update={"device": "cpu", "mesh": Mesh()}), None
         return plan.model_copy(
             update={
                 "first_step": self._last.step,
@@ -352,12 +372,12 @@ class WorkerTrainer:
             }
         )
 
-    def _note_death(self, cause: OutOfMemory | Failed | None) -> None:
+    def _note_death(self, cause: Said, rank: int = 0) -> None:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
         micro_batch = self._last.micro_batch
         if isinstance(cause, OutOfMemory):
-            self._card_plan, micro_batch = _smaller(cause)
+            self._card_plan, micro_batch = smaller_plan(cause)
         if self.notes.died(cause):
             self._card_plan, micro_batch = self._plan.card_plan, 0
         self._last = self._begun(self._last.step, micro_batch)
@@ -367,29 +387,33 @@ class WorkerTrainer:
             if cause.is_final:
                 needed_bytes = cause.card_report.expected_bytes if cause.card_report is not None else 0
                 self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes, needed_bytes)
-            self._reason = self._misfit or _told(cause, self._card_plan, micro_batch)
+            words = self._cards.named(rank, ran_out_words(cause, self._card_plan, micro_batch))
+            self._reason = self._misfit or words
         else:
-            said = cause.reason if cause is not None else ""
-            self._reason = f"{self._kill_reason or said or 'the training process died'}; restarting it"
+            said = cause.reason if cause is not None else "the training process died"
+            self._reason = f"{self._kill_reason or self._cards.named(rank, said)}; restarting it"
         self._kill_reason = ""
         log.warning("worker_died", reason=self._reason, restarts=self._restarts)
-        self._wake()
+        self._replies.wake()
 
-    async def _live(self, plan: TrainingPlan) -> OutOfMemory | Failed | None:
-        """One life of a worker. Returns the reason of its end if it reported one."""
+    async def _live(self, plan: TrainingPlan) -> Ended:
+        """One life of a worker, or of one on each card. Returns the end that ended it, with its reason if it reported one."""
         for span, anchor_N in zip(self._spans, self._anchors, strict=True):
             self._vectors.part(Area.IN, span).copy_(anchor_N)
         try:
-            return await self._process.live(plan, self._listen)
+            devices = self._cards.devices if plan.mesh.num_ranks > 1 else (plan.device,)
+            return await self._process.live_together(plan, devices, self._listen)
         except OSError as error:
             if not self._restarts:
                 raise no_process(error) from error
             self._kill_reason = f"the training process cannot be started: {error}"
         except LocalProtocolError as error:
             self._kill_reason = error.one_line()
-        return None
+        return Ended(0, None)
 
-    async def _listen(self, incoming: MessageReader) -> OutOfMemory | Failed | None:
+    async def _listen(self, rank: int, incoming: MessageReader) -> Said:
+        if rank:
+            return await _heard_of_card(rank, incoming, self._cards)
         with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
             while (data := await incoming.message()) is not None:
                 event = parse_event(data)
@@ -409,16 +433,18 @@ class WorkerTrainer:
 
     def _take(self, event: Reply | Progress) -> None:
         if isinstance(event, Reply):
-            self._reply = event
+            self._replies.take(event)
         else:
             self._last, now_s = event, trio.current_time()
-            self.card, self.card_report = event.card, event.card_report or self.card_report
+            self.card = event.card
+            self._cards.take(0, event.card, event.card_report)
             self.notes.take(event)
+            self.card_report = self.notes.added_to(event.card_report or self.card_report)
             if event.card_report is not None:
                 self._card_plan = event.card_report.plan
             if event.busy_s:
                 self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
-            self._speed.append((now_s, self._trained_before + event.tokens_trained))
+            self._speed.note(now_s, self._trained_before + event.tokens_trained)
             if event.loss_nats is not None:
                 self._losses.append(event.loss_nats)
             if not self._ready.is_set():
@@ -426,7 +452,7 @@ class WorkerTrainer:
                 self._starting.deadline = math.inf
                 self._vectors.empty(Area.IN)
                 self._ready.set()
-        self._wake()
+        self._replies.wake()
 
     def _say_what_it_does(self) -> None:
         if self._misfit:
@@ -435,41 +461,32 @@ class WorkerTrainer:
             because = f"on the CPU: {self.notes.on_cpu_because}" if self.notes.on_cpu_because else ""
             self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", because)
 
-    def _tokens_per_s(self) -> float:
-        now_s = trio.current_time()
-        while len(self._speed) > 2 and now_s - self._speed[0][0] > SPEED_WINDOW_S:
-            self._speed.popleft()
-        if len(self._speed) < 2:
-            return 0.0
-        (begin_s, begin), (_, end) = self._speed[0], self._speed[-1]
-        return max(0, end - begin) / max(1e-3, now_s - begin_s)
-
     def close(self) -> None:
         """Free the shared memory."""
         self._process.close()
 
 
-def _smaller(cause: OutOfMemory) -> tuple[CardPlan | None, int]:
-    """The next plan after running out of memory, and its micro-batch, 0 if it is to be found. The same one again after the last."""
-    report, micro_batch = cause.card_report, cause.micro_batch
-    if report is None:  # it ended before it had chosen
-        return None, min(micro_batch, max(1, micro_batch // 2))
-    then = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8)
-    return then if then is not None else (report.plan, micro_batch)
-
-
-def _told(cause: OutOfMemory, plan: CardPlan | None, micro_batch: int) -> str:
-    """Why the training process starts anew after running out of memory."""
-    is_new = cause.card_report is not None and cause.card_report.plan != plan
-    return out_of_memory_reason(micro_batch, cause.others_bytes, plan_words(plan) if is_new and plan else "")
+async def _heard_of_card(rank: int, incoming: MessageReader, cards: CardsTold) -> Said:
+    """A rank that follows the first one tells of its card and of its end. The counters are the first one's."""
+    while (data := await incoming.message()) is not None:
+        event = parse_event(data)
+        if isinstance(event, OutOfMemory | Failed):
+            return event
+        if isinstance(event, Progress):
+            cards.take(rank, event.card, event.card_report)
+    return None
 
 
 @asynccontextmanager
 async def open_worker_trainer(
-    plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None
+    plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None, devices: Sequence[str] = ()
 ) -> AsyncIterator[WorkerTrainer]:
-    """A running trainer that begins at `anchor_N`, (N,) with all units one after another. Its worker ends with the context."""
-    trainer = WorkerTrainer(plan, anchor_N, early)
+    """A running trainer that begins at `anchor_N`, (N,) with all units one after another. Its workers end with the context.
+
+    Args:
+        devices: as of `WorkerTrainer`.
+    """
+    trainer = WorkerTrainer(plan, anchor_N, early, devices)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.supervise)

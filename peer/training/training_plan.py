@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from averaging.data.shards import ShardPath, TokenBytes
 from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
 from peer.training.plan.card_plan import CardPlan, Wishes
+from peer.training.plan.layout import Mesh
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_families import ModelSection
@@ -51,6 +52,8 @@ class MachinePlan(BaseModel):
         moments_file: where the optimizer's moments are kept over a restart, None for nowhere.
         moments_within_tokens: moments from more of the run's tokens ago are not taken up.
         compile_folder: for compiled code, None for the places that torch chooses.
+        mesh: how several processes share this replica; `rank` is this one's number among them.
+        meeting: an empty folder in which the ranks find each other, None for one process alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,6 +67,9 @@ class MachinePlan(BaseModel):
     moments_file: ShardPath | None = None
     moments_within_tokens: int = 0
     compile_folder: Path | None = None
+    mesh: Mesh = Mesh()
+    rank: NonNegativeInt = 0
+    meeting: Path | None = None
 
 
 class TrainingPlan(TextPlan, MachinePlan):
@@ -72,6 +78,7 @@ class TrainingPlan(TextPlan, MachinePlan):
     Attributes:
         total_tokens: of the run, for the learning-rate schedule.
         first_step: the data position to resume from.
+        stride: an island takes each `stride`-th data position, because others take those between.
         schedule_tokens: the run's committed tokens at the first anchor, for the learning rate.
         micro_batch: sequences at a time; 0 to find it by measuring.
         trains: False for a process that holds the state, obeys commands, and never takes a step.
@@ -88,6 +95,7 @@ class TrainingPlan(TextPlan, MachinePlan):
     total_tokens: int
     is_paused: bool = False
     first_step: int = 0
+    stride: PositiveInt = 1
     schedule_tokens: int = 0
     micro_batch: int = 0
     trains: bool = True

@@ -2,20 +2,40 @@
 
 Its supervisor sends the commands and handles its death: peer/training/trainer.py for a process that holds whole units and trains by
 itself, peer/pipeline/stage/stage_process.py for one that holds one stage and only obeys.
+
+Several processes may hold one replica together, one on each card. They live and die together: the first that ends takes all others
+with it.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
+import psutil
 import trio
 from pydantic import BaseModel
 
-from peer.training.worker_channel import MAX_MESSAGE_BYTES, SharedVectors, frame, mapping_bytes
-from peer.training.worker_process import EarlyWorker, shared_memory, start_worker
+from averaging.system.machine_limits import read_cores
+from peer.training.supervision.ends_core import EndKind, RankEnd, cause_of
+from peer.training.supervision.meeting_folder import meeting_folder, meeting_roots
+from peer.training.training_plan import TrainingPlan
+from peer.training.worker_channel import (
+    MAX_MESSAGE_BYTES,
+    Failed,
+    OutOfMemory,
+    Reply,
+    SharedVectors,
+    frame,
+    mapping_bytes,
+)
+from peer.training.worker_process import EarlyWorker, WorkerProcess, shared_memory, start_worker
 from protocol.errors import LocalProtocolError, MachineError
 
 T = TypeVar("T")
@@ -32,7 +52,26 @@ MOST_SAVE_S: Final = 30.0
 and the file before stays.
 """
 
+SAYS_WHY_WITHIN_S: Final = 0.5
+"""After a process said that another one is gone: how long to wait for the end of that one, before all are killed."""
+
 _PART_BYTES: Final = 1 << 20
+
+
+Said = OutOfMemory | Failed | None
+"""The last words of a process; None if it ended without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a rank."""
+
+    rank: int
+    said: Said
+
+
+Listen = Callable[[int, "MessageReader"], Awaitable[Said]]
+"""Reads the messages of a rank until its end."""
 
 
 def restart_pause_s(quick_deaths: int) -> float:
@@ -83,7 +122,7 @@ class MessageReader:
 
 
 class TrainingProcess:
-    """The training processes, at most one at a time, and the memory shared with them.
+    """The training processes of one replica, and the memory shared with them. There is one, or one on each of several cards.
 
     Args:
         num_elements: float32 values in each of its areas.
@@ -92,19 +131,28 @@ class TrainingProcess:
 
     def __init__(self, num_elements: int, early: EarlyWorker | None = None) -> None:
         self.stream: trio.SocketStream | None = None
-        """The stream to the process that has its plan; None if there is none."""
+        """The stream to the process that has its plan, of several to the first; None if there is none."""
 
         self._early = early.take() if early is not None else None
         self._memory_fd = early.memory_fd if early is not None else shared_memory()
         os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
         self.vectors = SharedVectors(self._memory_fd, num_elements)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: tuple[subprocess.Popen[bytes], ...] = ()
         self._stop_within_s = STOP_WITHIN_S + min(MOST_SAVE_S, 4 * num_elements / SAVED_BYTES_PER_S)
 
     @property
     def pid(self) -> int | None:
-        """The process id, None if there is no process."""
-        return self._process.pid if self._process is not None else None
+        """The process id, of several that of the first; None if there is no process."""
+        return self._processes[0].pid if self._processes else None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids by rank."""
+        return tuple(process.pid for process in self._processes)
+
+    def stopped(self) -> list[int]:
+        """Ranks whose process the system has stopped, as a frozen one."""
+        return [rank for rank, pid in enumerate(self.pids) if _is_stopped(pid)]
 
     async def live(self, plan: BaseModel, listen: Callable[[MessageReader], Awaitable[T]]) -> T | None:
         """One life of the process, from its start until `listen` returns; returns that result, or None if the process ended first.
@@ -114,9 +162,8 @@ class TrainingProcess:
             LocalProtocolError: it sent an invalid message.
         """
         worker, self._early = self._early or start_worker(self._memory_fd), None
-        self._process = worker.process
-        worker.channel.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
+        self._processes = (worker.process,)
+        stream = _stream_of(worker)
         try:
             await stream.send_all(frame(plan))
             self.stream = stream
@@ -128,16 +175,198 @@ class TrainingProcess:
             with trio.CancelScope(shield=True):
                 await stream.aclose()
                 await _end(worker.process, self._stop_within_s)
-            self._process = None
+            self._processes = ()
+
+    async def live_together(
+        self,
+        plan: TrainingPlan,
+        devices: Sequence[str],
+        listen: Listen,
+    ) -> Ended:
+        """One life of the processes of a plan's mesh. All begin together, and all are killed at the first one's end.
+
+        Args:
+            devices: torch's names, one for each rank.
+
+        Raises:
+            OSError: the system cannot create a process, or no folder for them to meet in.
+            LocalProtocolError: one sent an invalid message.
+        """
+        if len(devices) == 1:
+            return Ended(0, await self.live(plan, partial(listen, 0)))
+        with meeting_folder(
+            meeting_roots(plan.moments_file.parent if plan.moments_file is not None else None)
+        ) as meeting:
+            workers = self._start(len(devices))
+            life = _Together(workers, listen, self._stop_within_s)
+            self._processes = tuple(worker.process for worker in workers)
+            self.stream = life.streams[0]
+            try:
+                return await life.run(plans_of_ranks(plan, devices, meeting))
+            finally:
+                self.stream = None
+                with trio.CancelScope(shield=True):
+                    await life.end()
+                self._processes = ()
+
+    def _start(self, num_ranks: int) -> list[WorkerProcess]:
+        """Start all, or none. The early process is the first."""
+        workers: list[WorkerProcess] = []
+        try:
+            while len(workers) < num_ranks:
+                worker, self._early = self._early or start_worker(self._memory_fd), None
+                workers.append(worker)
+        except OSError:
+            for worker in workers:
+                worker.channel.close()
+                worker.process.kill()
+                worker.process.wait()
+            raise
+        return workers
 
     def kill(self) -> None:
-        """Kill the running process, if any. Its `live` returns then."""
-        if self._process is not None:
-            self._process.kill()
+        """Kill the running processes, if any. Their life is over then."""
+        for process in self._processes:
+            process.kill()
 
     def close(self) -> None:
         """Free the shared memory."""
         os.close(self._memory_fd)
+
+
+class _Together:
+    """One life of several processes."""
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerProcess],
+        listen: Listen,
+        stop_within_s: float,
+    ) -> None:
+        self._processes = [worker.process for worker in workers]
+        self.streams = [_stream_of(worker) for worker in workers]
+        self._listen, self._stop_within_s = listen, stop_within_s
+        self._ends: list[Ended] = []
+        self._refused: LocalProtocolError | None = None
+        self._ended = trio.Event()
+
+    async def run(self, plans: Sequence[BaseModel]) -> Ended:
+        """Until one ends; then all are killed."""
+        async with trio.open_nursery() as nursery:
+            for rank, plan in enumerate(plans):
+                nursery.start_soon(self._one, rank, plan)
+            await self._ended.wait()
+            with trio.move_on_after(SAYS_WHY_WITHIN_S):
+                while self._refused is None and cause_of_end(self._ends, len(self._processes)) is None:
+                    self._ended = trio.Event()
+                    await self._ended.wait()
+            self._kill()
+            nursery.cancel_scope.cancel()
+        if self._refused is not None:
+            raise self._refused
+        return cause_of_end(self._ends, len(self._processes)) or self._ends[0]
+
+    async def _one(self, rank: int, plan: BaseModel) -> None:
+        said = None
+        try:
+            await self.streams[rank].send_all(frame(plan))
+            said = await self._listen(rank, MessageReader(self.streams[rank]))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except LocalProtocolError as error:
+            self._refused = error
+        self._ends.append(Ended(rank, said))
+        self._ended.set()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    async def end(self) -> None:
+        """Closing the channels ends the processes, if they were not killed."""
+        for stream in self.streams:
+            await stream.aclose()
+        async with trio.open_nursery() as nursery:
+            for process in self._processes:
+                nursery.start_soon(_end, process, self._stop_within_s)
+
+
+def cause_of_end(ends: Sequence[Ended], num_ranks: int) -> Ended | None:
+    """Of the ends of ranks seen so far, the one that made the others end; None if another one may still say more."""
+    cause = cause_of([RankEnd(end.rank, _kind(end.said)) for end in ends], num_ranks)
+    return next((end for end in ends if cause is not None and end.rank == cause.rank), None)
+
+
+def _kind(said: Said) -> EndKind:
+    if said is None:
+        return "silent"
+    if isinstance(said, OutOfMemory):
+        return "out_of_memory"
+    return "echo" if said.is_echo else "failed"
+
+
+def plans_of_ranks(plan: TrainingPlan, devices: Sequence[str], meeting: Path) -> list[TrainingPlan]:
+    """The plan of each rank: the same but for its place and device.
+
+    Args:
+        devices: torch's names, one for each rank. Those on the CPU share its cores, where the plan gives no number of threads.
+        meeting: the folder in which they meet.
+
+    Raises:
+        LocalProtocolError: not one device for each rank of the mesh.
+    """
+    if len(devices) != plan.mesh.num_ranks:
+        raise LocalProtocolError(f"{len(devices)} devices", f"one for each of {plan.mesh.num_ranks} ranks")
+    num_on_cpu = sum(device == "cpu" for device in devices)
+    threads = plan.num_threads or max(1, read_cores().num_threads // max(1, num_on_cpu))
+    return [
+        plan.model_copy(
+            update={
+                "rank": rank,
+                "device": device,
+                "meeting": meeting,
+                "num_threads": threads if device == "cpu" else plan.num_threads,
+            }
+        )
+        for rank, device in enumerate(devices)
+    ]
+
+
+class Replies:
+    """The replies of a running process, for the one who waits for one."""
+
+    def __init__(self) -> None:
+        self._last: Reply | None = None
+        self._changed = trio.Event()
+
+    def take(self, reply: Reply) -> None:
+        """One came."""
+        self._last = reply
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the one who waits look again, since the process may be over."""
+        event, self._changed = self._changed, trio.Event()
+        event.set()
+
+    async def of(self, number: int, is_over: Callable[[], bool]) -> Reply | None:
+        """The reply to the command of this number; None once it is over without one."""
+        while self._last is None or self._last.number != number:
+            if is_over():
+                return None
+            await self._changed.wait()
+        return self._last
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
+
+
+def _stream_of(worker: WorkerProcess) -> trio.SocketStream:
+    worker.channel.setblocking(False)
+    return trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
 
 
 async def _end(process: subprocess.Popen[bytes], within_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
-from peer.training.trainer import WorkerTrainer
+from peer.training.peer_trainer import PeerTrainer
 
 
 class UnitTrainer:
@@ -16,7 +16,7 @@ class UnitTrainer:
     whole model, because one unit alone has no loss.
     """
 
-    def __init__(self, worker: WorkerTrainer, place: int, still_s: float = 0.0) -> None:
+    def __init__(self, worker: PeerTrainer, place: int, still_s: float = 0.0) -> None:
         self._worker = worker
         self._place = place
         self._still_s = still_s
@@ -26,7 +26,7 @@ class UnitTrainer:
         await self._worker.load(anchor_N, schedule_tokens=schedule_tokens, unit=self._place)
 
     async def snapshot(self) -> Snapshot:
-        """This unit's theta, (N,), and its tokens. Raises as `WorkerTrainer.snapshot`."""
+        """This unit's theta, (N,), and its tokens. Raises as `PeerTrainer.snapshot`."""
         return await self._worker.snapshot(unit=self._place, still_s=self._still_s)
 
     async def shift(
@@ -42,7 +42,7 @@ class UnitTrainer:
         await self._worker.set_anchor(anchor_N, unit=self._place)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of the whole model: `anchor_N` holds the values of all units. Raises as `WorkerTrainer.evaluate`."""
+        """Held-out loss of the whole model: `anchor_N` holds the values of all units. Raises as `PeerTrainer.evaluate`."""
         return await self._worker.evaluate(anchor_N)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -25,6 +26,8 @@ _LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 20
 _PART_BYTES: Final = 1 << 20
 _TOGETHER_BYTES: Final = 1 << 18
+_LONGEST_POLL_S: Final = 1e6
+"""The system counts milliseconds in 31 bits."""
 
 
 Op = Literal[
@@ -58,7 +61,7 @@ class Command(_Message):
     shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume, slow (train at 1 / factor), stop. The first
     three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together.
     `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After a snapshot no step is
-    taken until the next shift or load, for `still_s` at most.
+    taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait.
     """
 
     kind: Literal["command"] = "command"
@@ -95,7 +98,8 @@ class Progress(_Message):
     """Sent after each step, and once when the worker is ready. A non-finite loss is sent as None. `tokens_ready` are those of the
     spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none. `card` is the UUID of
     the NVIDIA card that trains, empty for another device. `card_report` tells how it trains. `compile_note` says why layers run
-    eagerly although the plan compiles them. `skipped_steps` were not taken in this life, since their gradient was not finite.
+    eagerly although the plan compiles them, `wire_note` why values go a slow way between the cards of one replica. `skipped_steps`
+    were not taken in this life, since their gradient was not finite.
     """
 
     kind: Literal["progress"] = "progress"
@@ -108,6 +112,7 @@ class Progress(_Message):
     busy_s: float = 0.0
     card: str | None = None
     compile_note: str = ""
+    wire_note: str = ""
     skipped_steps: int = 0
     card_report: CardReport | None = None
 
@@ -130,12 +135,14 @@ class Failed(_Message):
     """The worker cannot go on, and ends.
 
     reason: why, as a part of a sentence. is_of_card: the card failed; a new process may work. is_gone: the card itself is lost.
+    is_echo: most likely another process of the same replica ended, and this one only saw that.
     """
 
     kind: Literal["failed"] = "failed"
     reason: str
     is_of_card: bool = False
     is_gone: bool = False
+    is_echo: bool = False
 
 
 Event = Reply | Progress | OutOfMemory | Failed
@@ -155,6 +162,15 @@ def with_bytes(framed: bytes, follows: bytes) -> tuple[bytes, ...]:
     if len(follows) <= _TOGETHER_BYTES:
         return (framed + follows,)
     return (framed, follows)
+
+
+def is_readable(channel: socket.socket, within_s: float | None) -> bool:
+    """Whether a message or the end of the channel is there, after waiting for it so long at most; None is without limit. A longer
+    wait than some days ends earlier.
+    """
+    waiting = select.poll()  # any descriptor, where `select.select` takes only the first 1024
+    waiting.register(channel, select.POLLIN)
+    return bool(waiting.poll(None if within_s is None else 1000.0 * min(max(0.0, within_s), _LONGEST_POLL_S)))
 
 
 def read_message(channel: socket.socket) -> bytes | None:

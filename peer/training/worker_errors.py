@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.plan_core import next_rung, plan_words
+from peer.training.worker_channel import OutOfMemory
 from protocol.errors import TemporaryError
 
 
@@ -52,3 +55,18 @@ def misfit_reason(most_bytes: int, needed_bytes: int = 0) -> str:
         f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time{missing}; "
         "allow more with --max-gpu-memory-gb, or train with --device cpu"
     )
+
+
+def smaller_plan(cause: OutOfMemory) -> tuple[CardPlan | None, int]:
+    """The next plan after running out of memory, and its micro-batch, 0 if it is to be found. The same one again after the last."""
+    report, micro_batch = cause.card_report, cause.micro_batch
+    if report is None:  # it ended before it had chosen
+        return None, min(micro_batch, max(1, micro_batch // 2))
+    then = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8)
+    return then if then is not None else (report.plan, micro_batch)
+
+
+def ran_out_words(cause: OutOfMemory, plan: CardPlan | None, micro_batch: int) -> str:
+    """Why the training process starts anew after running out of memory, now with this plan and micro-batch."""
+    is_new = cause.card_report is not None and cause.card_report.plan != plan
+    return out_of_memory_reason(micro_batch, cause.others_bytes, plan_words(plan) if is_new and plan else "")

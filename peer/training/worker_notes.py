@@ -1,7 +1,10 @@
-"""Notes of training processes beside their progress, over all of their lives: compiling, steps not taken, faults of the card."""
+"""Notes of training processes beside their progress, over all of their lives: speed, compiling, skipped steps, card faults."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from itertools import pairwise
 from typing import Final
 
 import structlog
@@ -14,6 +17,34 @@ log = structlog.get_logger()
 MOST_CARD_FAULTS: Final = 3
 """Lives in a row that a card ended before a step. Then training goes on on the CPU, if the owner chose no device."""
 
+SPEED_WINDOW_S: Final = 10.0
+
+
+class Speed:
+    """The speed of training, from the tokens that were counted lately."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def note(self, now_s: float, tokens_trained: int) -> None:
+        """So many tokens since the start were trained by now."""
+        self._counts.append((now_s, tokens_trained))
+
+    def tokens_per_s(self, now_s: float) -> float:
+        """Over the window that ends now; 0 before two counts."""
+        while len(self._counts) > 2 and now_s - self._counts[0][0] > SPEED_WINDOW_S:
+            self._counts.popleft()
+        if len(self._counts) < 2:
+            return 0.0
+        (begin_s, begin), (_, end) = self._counts[0], self._counts[-1]
+        return max(0, end - begin) / max(1e-3, now_s - begin_s)
+
+    @property
+    def slowest_s(self) -> float:
+        """The longest time between two counts; infinite before two."""
+        times_s = [time_s for time_s, _ in self._counts]
+        return max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
+
 
 class WorkerNotes:
     """Collects the notes of one life after another."""
@@ -21,6 +52,9 @@ class WorkerNotes:
     def __init__(self) -> None:
         self.compile_note = ""
         """Why layers run eagerly although the plan compiles them, in one line."""
+
+        self.wire_note = ""
+        """Why values go a slow way between the cards of one replica, in one line."""
 
         self.skipped_steps = 0
         """Steps that were not taken, since their gradient was not finite."""
@@ -51,6 +85,9 @@ class WorkerNotes:
         if event.compile_note not in ("", self.compile_note):  # a later life is told to try no more, and has no reason
             self.compile_note = event.compile_note
             log.info("layers_not_compiled", reason=self.compile_note)
+        if event.wire_note not in ("", self.wire_note):
+            self.wire_note = event.wire_note
+            log.info("cards_linked_slowly", reason=self.wire_note)
         skipped = self._skipped_before + event.skipped_steps
         if skipped > self.skipped_steps and skipped.bit_count() == 1:  # a line for the first, then ever fewer
             log.warning("step_skipped", reason="its gradient was not finite; nothing was changed", skipped=skipped)

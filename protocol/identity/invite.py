@@ -110,6 +110,9 @@ class Invite:
         return f"Invite(run={self.run_id[:4].hex()}, to={self.coordinator_addresses})"  # never the secret
 
 
+_COMMAND: Final = re.compile("^\\$?potluckjoin(?=potluck[0-9])")
+"""The command before the invite in the line that the host prints, without its white space."""
+
 _NO_LETTERS: Final = re.compile("[\\s\ufeff\u200b-\u200f\u2060]+")
 """White space, byte order marks and letters without width, which editors and chats put around a line or into it."""
 
@@ -121,7 +124,7 @@ def decode_invite(text: str) -> Invite:
         VersionError: made by a newer Potluck.
         ConfigError: not an invite, cut off or mistyped.
     """
-    text = _NO_LETTERS.sub("", text)
+    text = _COMMAND.sub("", _NO_LETTERS.sub("", text))
     remedy = "copy the whole line that the host printed"
     if not text.startswith(PREFIX):
         kind, colon, _ = text.partition(":")

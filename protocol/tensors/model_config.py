@@ -40,6 +40,8 @@ class LayerActivations:
         sums: kept in float32: one for each norm and head.
         widest: of the widest activation between two products.
         num_norms: norms of the stream.
+        split: of `kept`, those of which processes that share a layer have a part each; `split_products` of the other two.
+        keys: keys and values together.
     """
 
     kept: int
@@ -48,6 +50,9 @@ class LayerActivations:
     sums: int
     widest: int
     num_norms: int
+    split: int = 0
+    split_products: int = 0
+    keys: int = 0
 
 
 class ModelConfig(Protocol):
@@ -105,6 +110,20 @@ class ModelConfig(Protocol):
     @property
     def takes_experts(self) -> bool:
         """Whether experts can stand next to each layer's feed-forward (protocol/tensors/expert_schema.py)."""
+        ...
+
+    @property
+    def split_counts(self) -> Mapping[str, int]:
+        """Numbers that the processes must divide that share the products of each layer, by what they count. Empty if no layer of the
+        family can be shared so.
+        """
+        ...
+
+    @property
+    def shares_contexts(self) -> bool:
+        """Whether several processes can share the tokens of a sequence: tokens meet in a layer's attention alone, and positions come
+        from a table.
+        """
         ...
 
     def tensors(self) -> tuple[TensorSpec, ...]:

@@ -42,6 +42,7 @@ def install() -> None:
 
     import peer.daemon
     import peer.session.build_rounds
+    import peer.session.run_layout
     from averaging.rounds.unit_service import RoundService
     from peer.status.reporting import Reporter
     from tests.benchmarks import allreduce_marks
@@ -52,7 +53,9 @@ def install() -> None:
     allreduce_marks.install(desk.marks)
 
     @asynccontextmanager
-    async def given_trainer(plan: Any, anchor_N: torch.Tensor, early: object = None) -> AsyncIterator[GivenTrainer]:
+    async def given_trainer(
+        plan: Any, layout: Any, anchor_N: torch.Tensor, early: object = None
+    ) -> AsyncIterator[GivenTrainer]:
         trainer = GivenTrainer(desk, anchor_N)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
@@ -70,7 +73,7 @@ def install() -> None:
             desk.see_host(client)
 
     setattr(peer.daemon, "Reporter", SeenReporter)  # noqa: B010
-    setattr(peer.daemon, "open_worker_trainer", given_trainer)  # noqa: B010 - mypy takes no plain assignment
+    setattr(peer.session.run_layout, "open_trainer", given_trainer)  # noqa: B010 - mypy takes no plain assignment
     setattr(peer.session.build_rounds, "RoundService", SeenService)  # noqa: B010
 
 

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,15 +91,23 @@ def running_potluck(folder: Path, name: str, *arguments: str, forked: Forked, be
             process.wait()
 
 
-def run_of_two(folder: Path, forked: Forked, meanwhile: Callable[[Running], object] | None = None) -> None:
+def run_of_two(
+    folder: Path,
+    forked: Forked,
+    meanwhile: Callable[[Running], object] | None = None,
+    flags_b: Sequence[str] = (),
+) -> None:
     """Host the run.toml in `folder` for two peers, "a" and "b", to its end; state folders by these names and "host". `meanwhile` is
-    done with "a" once they were started.
+    done with "a" once they were started. `flags_b` are more flags of "b".
     """
     hosting = ("host", str(folder / "run.toml"), "--state-dir", str(folder / "host"), *LOOPBACK)
     with ExitStack() as stack:
         host = stack.enter_context(running_potluck(folder, "host process", *hosting, forked=forked))
         invite = host.wait_for(r"(potluck1:\S+)\n")
-        joining = {name: ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS) for name in ("a", "b")}
+        joining = {
+            name: ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS, *flags)
+            for name, flags in (("a", ()), ("b", flags_b))
+        }
         peers = [
             stack.enter_context(running_potluck(folder, f"peer {name}", *arguments, forked=forked))
             for name, arguments in joining.items()

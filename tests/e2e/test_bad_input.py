@@ -204,7 +204,7 @@ MISHAPS: Mapping[str, Mishap] = {
         lambda run: run.potluck("join", run.invite.encode(), "--state-dir", str(run.folder / "peer"), *PEER_FLAGS),
         4,
         "a peer runs from .* already",
-        "potluck stop ends it",
+        "potluck stop --state-dir",
     ),
     "peer port in use": Mishap(
         lambda run: _joining(run, "port", run.invite.encode(), "--listen-port", run.grpc_port),

@@ -1,7 +1,11 @@
-"""A small run in fragments, with real processes: two peers average two fragments and the embeddings one after another, to the end."""
+"""A small run in fragments, with real processes: two peers average two fragments and the embeddings one after another, to the end. One
+of them trains with two islands.
+"""
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 
 from coordinator.checkpoints.checkpoints import verify_checkpoint
@@ -47,7 +51,8 @@ def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_liv
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(6):
         (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
-    run_of_two(tmp_path, forked, lambda a: wait_for_whole_trace(a, tmp_path / "a", tmp_path / "trace.json"))
+    traced = partial(wait_for_whole_trace, folder=tmp_path / "a", target=tmp_path / "trace.json")
+    run_of_two(tmp_path, forked, traced, ("--gpus", "0,1"))
     (checkpoint,) = (tmp_path / "host" / "checkpoints").glob("0*")
     manifest = verify_checkpoint(checkpoint)
     assert manifest.total_tokens >= 6_000
@@ -57,4 +62,10 @@ def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_liv
     for name in ("a", "b"):
         folders = {path.parent.name for path in (tmp_path / name).rglob("rounds.log")}
         assert folders >= {"fragment-0", "fragment-1", "embeddings"}, folders
+    last = [json.loads((tmp_path / name / "final_status.json").read_bytes()) for name in ("a", "b")]
+    assert last[0]["state_root"] == last[1]["state_root"]
+    assert [(card["number"], card["left_out"]) for card in last[1]["cards"]] == [(0, ""), (1, "")]
+    assert "2 islands" in last[1]["layout"]
+    assert (last[0]["cards"], last[0]["layout"]) == ([], ""), "one device is told as ever"
+    assert len(list((tmp_path / "b").glob("runs/*/moments*.safetensors"))) == 2, "each island keeps its own"
     assert sample_from_checkpoint(checkpoint, prompt="Potluck trains", num_tokens=5)

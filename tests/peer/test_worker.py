@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -24,6 +25,8 @@ from peer.training import card_at_work, local_training
 from peer.training.local_training import Counters, LocalTrainer
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import Card
+from peer.training.ranks.rank_group import RankGroup
+from peer.training.replica.bridge import Bridge
 from peer.training.replica.replica import Replica
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import (
@@ -201,6 +204,22 @@ def test_a_unit_is_snapshot_and_moved_in_its_own_part_of_the_areas(tmp_path: Pat
         assert daemon.order(Command(number=0, op="snapshot", unit=0)).tokens == whole.tokens
 
 
+def test_a_snapshot_whose_copy_fails_at_once_is_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(bridge: Bridge, _parts: object) -> None:
+        bridge._leaving = Future()
+        bridge._leaving.set_exception(RuntimeError("the copy failed"))
+
+    monkeypatch.setattr(Bridge, "send", failed)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, _memory() as (_, vectors):
+        worker = Worker(theirs, LocalTrainer(training_plan(tmp_path)), vectors)
+        ours.sendall(frame(Command(op="snapshot", number=1)))
+        with pytest.raises(RuntimeError, match="the copy failed"):
+            worker._obey(ENDS_WITHIN_S)
+        theirs.close()
+        assert read_message(ours) is None, "no reply"
+
+
 def test_a_snapshot_that_is_written_beside_training_is_told_when_it_is_whole(
     plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +315,25 @@ def test_the_process_leaves_the_terminals_interrupt_to_the_daemon_and_ends_with_
         assert os.getpriority(os.PRIO_PROCESS, child.pid) >= 10
         daemon.channel.close()
         assert child.wait(ENDS_WITHIN_S) == 0
+
+
+class _LeftAlone(LocalTrainer):
+    """The daemon closes the channel in the middle of the second step."""
+
+    def step(self, goes_on: Callable[[], bool] = lambda: True) -> Counters:
+        if self.counters.step == 1:
+            self.ours.close()
+        return super().step()
+
+    ours: socket.socket
+
+
+def test_moments_are_kept_if_the_daemon_leaves_in_the_middle_of_a_step(plan: TrainingPlan, tmp_path: Path) -> None:
+    trainer = _LeftAlone(plan.model_copy(update={"moments_file": tmp_path / "moments"}))
+    trainer.ours, theirs = socket.socketpair()
+    with theirs, _memory() as (_, vectors):
+        Worker(theirs, trainer, vectors).run()
+    assert (tmp_path / "moments").exists()
 
 
 def test_the_process_says_that_memory_ran_out_and_at_which_micro_batch(
@@ -446,7 +484,7 @@ def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
 def _ending(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[socket.socket]:
     """`main` finds a daemon at the other end of its channel, and this error when it begins."""
 
-    def fails(_plan: TrainingPlan) -> LocalTrainer:
+    def fails(_plan: TrainingPlan, group: RankGroup) -> LocalTrainer:
         raise error
 
     monkeypatch.setattr(worker_module, "LocalTrainer", fails)

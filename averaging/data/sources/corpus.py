@@ -89,7 +89,8 @@ def python_topics() -> Sequence[str]:
 def text_documents(
     pattern: str, heldout_every: int = 20, base: Path | None = None, left_out: str = ""
 ) -> Sequence[Document]:
-    """Files that match a pattern such as "corpus/**/*.txt", relative to `base`. A file that has several names there counts once.
+    """Files that match a pattern such as "corpus/**/*.txt", relative to `base`. A file that has several names there counts once,
+    and an empty one is no document.
 
     Args:
         left_out: a pattern of files for evaluation only, which are none of these.
@@ -98,10 +99,12 @@ def text_documents(
         ConfigError: nothing matches, or too little to keep a part for evaluation.
     """
     root = (base or Path.cwd()).resolve()
-    names = _without(left_out, pattern, root, _matching_names(pattern, root, "at least two files"))
+    found = _without(left_out, pattern, root, _matching_names(pattern, root, "at least two files"))
+    names = [name for name in found if (root / name).stat().st_size]
     if len(names) < 2:
+        number, empty = "one file" if names else "no file", "" if len(names) == len(found) else " that is not empty"
         raise ConfigError(
-            f"data.glob {pattern!r} matches one file, whatever its names",
+            f"data.glob {pattern!r} matches {number}{empty}, whatever its names",
             "at least two, one to evaluate on",
             "split the text",
         )

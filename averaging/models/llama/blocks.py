@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from averaging.models.family import Blocks, Drop, LayerCache
+from averaging.models.attention import Attention, causal_attention
+from averaging.models.family import Blocks, Drop, LayerCache, Split
 from averaging.models.llama.config import LlamaConfig
 
 
@@ -53,6 +54,7 @@ class Layer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self._config = config
+        self.attention: Attention = causal_attention
         kv_dim = config.num_kv_heads * config.head_dim
         self.attn_norm = Norm(config.dim, config.norm_eps)
         self.wq = nn.Linear(config.dim, config.dim, bias=False)
@@ -97,14 +99,13 @@ class Layer(nn.Module):
 
     def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Only the attention, (B, T, D) to (B, T, D), causal."""
-        config = self._config
         batch, num_tokens, _ = y_BTD.shape
-        q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), table).transpose(1, 2)
-        k = rotate(self.wk(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim), table).transpose(1, 2)
-        v = self.wv(y_BTD).view(batch, num_tokens, config.num_kv_heads, config.head_dim).transpose(1, 2)
-        is_grouped = config.num_kv_heads < config.num_heads
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
-        projected: torch.Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, config.dim))
+        heads = (batch, num_tokens, -1, self._config.head_dim)  # as many as this process has
+        q = rotate(self.wq(y_BTD).view(heads), table).transpose(1, 2)
+        k = rotate(self.wk(y_BTD).view(heads), table).transpose(1, 2)
+        v = self.wv(y_BTD).view(heads).transpose(1, 2)
+        mixed = self.attention(q, k, v)
+        projected: torch.Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, -1))
         return projected
 
 
@@ -120,4 +121,14 @@ def _norm(config: LlamaConfig) -> Norm:
     return Norm(config.dim, config.norm_eps)
 
 
-BLOCKS: Final = Blocks(_embedding, _layer, _norm, rotation_table)
+SPLITS: Final[dict[str, Split]] = {
+    "wq": "rows",
+    "wk": "rows",
+    "wv": "rows",
+    "wo": "columns",
+    "w_gate": "rows",
+    "w_up": "rows",
+    "w_down": "columns",
+}
+
+BLOCKS: Final = Blocks(_embedding, _layer, _norm, rotation_table, SPLITS, ("attn_norm", "ffn_norm"))

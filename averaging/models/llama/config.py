@@ -92,11 +92,24 @@ class LlamaConfig(BaseModel):
             sums=self.num_heads + 2,
             widest=ffn,
             num_norms=2,
+            split=2 * dim + 2 * kv_dim + 4 * ffn,
+            split_products=2 * dim + 2 * kv_dim + 2 * ffn,
+            keys=2 * kv_dim,
         )
 
     @property
     def takes_experts(self) -> bool:
         """Always true: an expert is one more SwiGLU (peer/models/mixture.py)."""
+        return True
+
+    @property
+    def split_counts(self) -> dict[str, int]:
+        """Heads, key-value heads, and inner values of the feed-forward."""
+        return {"heads": self.num_heads, "key-value heads": self.num_kv_heads, "inner values": self.ffn_dim}
+
+    @property
+    def shares_contexts(self) -> bool:
+        """Always true: positions are rotations."""
         return True
 
     def tensors(self) -> tuple[TensorSpec, ...]:

@@ -368,6 +368,7 @@ class TrainerProgress:
         state: "starting", "training", "paused", "held" (nothing may be contributed) or "restarting"; `reason` says why.
         due_tokens: tokens that all holders have ready once every worker has ended its part of the round, if known; 0 if a round is
             due at the target of the last commit.
+        num_replicas: replicas that train side by side; each takes this part of the tokens.
     """
 
     tokens_ready: int
@@ -378,6 +379,7 @@ class TrainerProgress:
     state: str
     reason: str
     due_tokens: int = 0
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

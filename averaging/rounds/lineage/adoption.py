@@ -63,7 +63,7 @@ class ParameterShift:
 @dataclass(frozen=True, slots=True)
 class Mixing:
     """Mixing of commits: one that comes at most `delay_tokens` of our own after the snapshot is mixed, and `alpha` of theta
-    stays.
+    stays. The tokens are those of each replica that we train.
     """
 
     alpha: float

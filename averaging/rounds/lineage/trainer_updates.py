@@ -93,6 +93,7 @@ class TrainerUpdater:
         self._feedback = chain.tools.feedback
         self._trainer = trainer
         self._offload = offload
+        self._num_replicas = 1
         self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
         self._waiting: deque[_Task] = deque()
         self._taking = trio.Lock()
@@ -163,7 +164,9 @@ class TrainerUpdater:
     def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
         """How a commit is mixed into theta; None if it came after more tokens since the snapshot than mixing allows."""
         mixing = self._mixing
-        if mixing is None or contribution is None or tokens_ready - contribution.tokens > mixing.delay_tokens:
+        if mixing is None or contribution is None:
+            return None
+        if tokens_ready - contribution.tokens > mixing.delay_tokens * self._num_replicas:
             return None
         return Mixed(mixing.alpha, self._chain.tools.codec if self._feedback is not None else None)
 
@@ -229,7 +232,9 @@ class TrainerUpdater:
     async def _adopt_next(self) -> None:
         async with self._taking:
             tasks = self._next_together()
-            adoption = await self._take(tasks, self._trainer.progress().tokens_ready)
+            progress = self._trainer.progress()
+            self._num_replicas = progress.num_replicas
+            adoption = await self._take(tasks, progress.tokens_ready)
         if adoption.remark:
             log.warning("local_work", reason=adoption.remark)
         what = f"{adoption.credited_tokens} tokens of ours counted{', mixed in' if adoption.kept else ''}"

@@ -80,6 +80,8 @@ function show(s) {
     ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
     ["how it trains", s.card_plan], ["not compiled", s.compile_note],
     ["steps skipped", s.skipped_steps ? `${big(s.skipped_steps)}, whose gradient was not finite` : ""],
+    ["how its cards train together", s.layout],
+    ...s.cards.map((c) => [`card ${c.number}`, cardLine(c)]),
     ["card's peak that training uses", s.mfu == null ? "" : `${(100 * s.mfu).toFixed(0)}%`],
     ["memory that training took", s.card_used_bytes == null ? "" : `${inBytes(s.card_used_bytes)} of ${inBytes(s.card_expected_bytes)} expected`],
     ["card's memory", inBytes(s.gpu_memory_bytes)],
@@ -89,6 +91,14 @@ function show(s) {
     ["disk", `${inBytes(s.disk_bytes)}` + (s.disk_files_bound_bytes ? `, at most ${inBytes(s.disk_files_bound_bytes)} and a log of the rounds` : "")],
     ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
     ["team", s.team], ["version", s.version], ["peer id", s.peer]]);
+}
+
+function cardLine(c) {
+  if (c.left_out) return `${c.name}: left out, ${c.left_out}`;
+  const used = c.used_bytes == null ? "memory not measured" : inBytes(c.used_bytes);
+  return [`${c.name}: ${big(c.tokens_per_s)} tokens/s`, `${(100 * c.share).toFixed(0)}% of the tokens`,
+    used + (c.expected_bytes ? ` of ${inBytes(c.expected_bytes)} expected` : ""),
+    c.celsius == null ? "" : `${c.celsius} °C`, c.mfu == null ? "" : `${(100 * c.mfu).toFixed(0)}% of its peak`].filter((text) => text).join(", ");
 }
 
 async function look() {

@@ -82,6 +82,8 @@ def experts_load(model: ModelConfig, mixture: MixtureConfig, experts: Sequence[i
         products=layer.products + 2 * ffn + model.dim,
         compiled=layer.compiled + 2 * ffn,
         widest=max(layer.widest, ffn),
+        split=layer.split + 4 * ffn,
+        split_products=layer.split_products + 2 * ffn,
     )
     return CardLoad(model, specs, model.num_layers, of_expert)
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from peer.training.plan.card_memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad, memory_need
+from peer.training.plan.card_memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad
 from peer.training.plan.card_plan import CardPlan, Checkpointing, Fit, Moments, Offload, Wishes
 from peer.training.plan.cards_core import Card, CardKind, native_precision
+from peer.training.plan.layout import Mesh
+from peer.training.plan.rank_memory_core import ALONE, rank_bytes
 from protocol.run.training_sections import InnerSection
 
 CARD_SHARE: Final = 0.93
@@ -105,22 +107,31 @@ def ladder(kind: CardKind, first: CardPlan, *, may_be_int8: bool = False) -> tup
 
 
 def choose(
-    card: Card, load: CardLoad, inner: InnerSection, wishes: Wishes, limits: Limits, micro_batch: int = 0
+    card: Card,
+    load: CardLoad,
+    inner: InnerSection,
+    wishes: Wishes,
+    limits: Limits,
+    micro_batch: int = 0,
+    mesh: Mesh = ALONE,
 ) -> Choice:
     """The fastest plan that fits the card; the smallest one where none does.
 
     Args:
         micro_batch: where it is given, as in a run of stages; 0 to take the largest that fits.
+        mesh: of the ranks that share the model, each on such a card.
     """
     precision = native_precision(card) if wishes.precision == "auto" else wishes.precision
     first = CardPlan(precision=precision, is_compiled=limits.has_compiler and is_worth_compiling(card, wishes))
     rungs = ladder(card.kind, first, may_be_int8=limits.may_be_int8)
     usable_bytes = usable(card, wishes.fit, limits)
-    sizes = [micro_batch] if micro_batch else [*_divisors(inner.batch_tokens // load.model.context_tokens)]
+    sizes = (
+        [micro_batch] if micro_batch else [*_divisors(inner.batch_tokens // load.model.context_tokens // mesh.readers)]
+    )
     tried = ((plan, size) for plan in _of_fit(rungs, wishes.fit) for size in sizes)
-    fits = ((plan, size) for plan, size in tried if expected_bytes(card, load, inner, size, plan) <= usable_bytes)
+    fits = ((plan, size) for plan, size in tried if expected_bytes(card, load, inner, size, plan, mesh) <= usable_bytes)
     plan, size = next(fits, (rungs[-1], sizes[-1]))
-    expected = expected_bytes(card, load, inner, size, plan)
+    expected = expected_bytes(card, load, inner, size, plan, mesh)
     return Choice(plan, explained(card, plan, expected, usable_bytes), size, expected, usable_bytes)
 
 
@@ -147,11 +158,13 @@ def allows_int8(inner: InnerSection) -> bool:
     return inner.moments == "int8"
 
 
-def expected_bytes(card: Card, load: CardLoad, inner: InnerSection, micro_batch: int, plan: CardPlan) -> int:
-    """Bytes of this card that training takes by a plan."""
+def expected_bytes(
+    card: Card, load: CardLoad, inner: InnerSection, micro_batch: int, plan: CardPlan, mesh: Mesh = ALONE
+) -> int:
+    """Bytes of this card that training takes by a plan, as one rank of the mesh."""
     is_card = card.kind != "cpu"
     logits = CARD_LOGITS if is_card else CPU_LOGITS
-    return memory_need(load, inner, micro_batch, plan, has_fused_norms=is_card, chunk_logits=logits).total
+    return rank_bytes(load, inner, micro_batch, plan, mesh, has_fused_norms=is_card, chunk_logits=logits)
 
 
 def usable(card: Card, fit: Fit, limits: Limits) -> int:

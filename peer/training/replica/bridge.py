@@ -98,7 +98,7 @@ class Bridge:
         with torch.no_grad(), _side_stream(self._device, after):
             while copies:  # each copy's memory is free for training once it is written
                 room, values = copies.pop(0)
-                for out, part in zip(_pieces(room), _pieces(values), strict=True):
+                for out, part in _pieces(room, values):
                     out.copy_(part)
 
     def _read(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -106,9 +106,15 @@ class Bridge:
             return [value.to(self._device) for value in values]
 
 
-def _pieces(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    flat, size = values.view(-1), PIECE_BYTES // values.element_size()
-    return tuple(flat[begin : begin + size] for begin in range(0, flat.numel(), size))
+def _pieces(room: torch.Tensor, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both in the same pieces. A room that is some columns of a matrix is cut by its rows."""
+    size = PIECE_BYTES // values.element_size()
+    if room.is_contiguous():
+        room, values = room.view(-1), values.view(-1)
+    else:
+        size = max(1, size // values[0].numel())
+    for begin in range(0, len(values), size):
+        yield room[begin : begin + size], values[begin : begin + size]
 
 
 @contextmanager

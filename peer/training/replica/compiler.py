@@ -51,10 +51,13 @@ class Compiler:
     Args:
         folder: for what is compiled, in the peer's state; None for the places that torch chooses.
         within_s: for the trial, and again for the layers of the model.
+        process: a name for this one and those that come after it, where several share the folder: each leaves a mark of its own, and
+            heeds no other's, which may be compiling now.
     """
 
-    def __init__(self, folder: Path | None, *, within_s: float = COMPILE_WITHIN_S) -> None:
+    def __init__(self, folder: Path | None, *, within_s: float = COMPILE_WITHIN_S, process: str = "") -> None:
         self._folder, self._within_s = folder, within_s
+        self._mark_name = f"{_MARK_NAME}-{process.replace(':', '-')}" if process else _MARK_NAME
 
     def prepared(self, plan: CardPlan, model: ModelConfig, device: torch.device) -> tuple[CardPlan, str]:
         """The plan, without compiling where that does not work, and then the reason in one line. May take `within_s`."""
@@ -68,13 +71,18 @@ class Compiler:
         return (plan.model_copy(update={"is_compiled": False}), not_compiled(reason)) if reason else (plan, "")
 
     @contextmanager
-    def watched(self, give_up: Callable[[], None] | None = None) -> Iterator[None]:
+    def watched(
+        self, give_up: Callable[[], None] | None = None, is_of_others: Callable[[Exception], bool] | None = None
+    ) -> Iterator[None]:
         """Mark on the disk that this process compiles, and give the process up if the block takes longer than `within_s`.
 
         Args:
             give_up: ends the process and its compilers; None for just that.
+            is_of_others: given where the block takes part in passes of several processes. The end of another one ends this one too,
+                and says nothing of the compiler; this tells whether an error is only that.
         """
-        self._mark("the training process ended while it compiled")
+        if is_of_others is None:
+            self._mark("the training process ended while it compiled")
 
         def over() -> None:
             self._mark(f"the compiler was not done after {self._within_s:.0f} s")
@@ -86,7 +94,8 @@ class Compiler:
         try:
             yield
         except Exception as error:
-            self._mark("" if is_out_of_memory(error) else f"the compiler failed: {one_line(error)}")
+            is_innocent = is_out_of_memory(error) or (is_of_others is not None and is_of_others(error))
+            self._mark("" if is_innocent else f"the compiler failed: {one_line(error)}")
             raise
         else:
             self._mark("")
@@ -99,7 +108,7 @@ class Compiler:
         """Leave a reason for the next training processes of this daemon; remove it if it is empty."""
         if self._folder is None:
             return
-        mark = self._folder / _MARK_NAME
+        mark = self._folder / self._mark_name
         with suppress(OSError):  # a full disk; the daemon's patience still ends a compiler that hangs
             if reason:
                 mark.write_text(json.dumps({"daemon": _daemon(), "reason": reason}))
@@ -107,21 +116,16 @@ class Compiler:
                 mark.unlink(missing_ok=True)
 
     def _why_not_again(self) -> str:
-        if self._folder is None:
-            return ""
-        try:
-            found = json.loads((self._folder / _MARK_NAME).read_text())
-            return str(found["reason"]) if found["daemon"] == _daemon() else ""
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        return "" if self._folder is None else _reason_in(self._folder / self._mark_name)
 
     def _open_cache(self) -> str:
         """Make the folders of the cache, name them to torch, and empty them if they are too large."""
         os.environ.setdefault(_THREADS_VARIABLE, str(min(_MOST_THREADS, os.cpu_count() or 1)))
         if self._folder is None:
             return ""
-        if _bytes_in(self._folder) > MOST_CACHE_BYTES:
-            shutil.rmtree(self._folder)
+        others = (mark for mark in self._folder.glob(f"{_MARK_NAME}*") if mark.name != self._mark_name)
+        if _bytes_in(self._folder) > MOST_CACHE_BYTES and not any(_reason_in(mark) for mark in others):
+            shutil.rmtree(self._folder, ignore_errors=True)  # another process may be at it, too
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for variable, name in _CACHES.items():
             os.environ.setdefault(variable, str(self._folder / name))
@@ -133,7 +137,7 @@ class Compiler:
         """Why a child process could not compile a layer of this model; empty if it could, now or with the same cache earlier."""
         task = json.dumps(
             {
-                "device": device.type,
+                "device": str(device),
                 "precision": plan.precision,
                 "family": model.family,
                 "model": model.model_dump(mode="json"),
@@ -192,6 +196,15 @@ def one_line(error: BaseException) -> str:
     """The kind of an error and its first line, of a readable length."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:_MOST_LINE]
+
+
+def _reason_in(mark: Path) -> str:
+    """The reason that a process of this daemon left; empty if there is none."""
+    try:
+        found = json.loads(mark.read_text())
+        return str(found["reason"]) if found["daemon"] == _daemon() else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _daemon() -> str:

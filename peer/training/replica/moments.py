@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -38,6 +38,12 @@ _SCALARS: Final = 1
 """Moments of so few values count steps. They are kept exactly."""
 
 
+SameOnAll = Callable[[int], bool]
+"""Whether all processes that share a replica can take up moments of the same time; with others they would move copies of one parameter
+apart. It is told when this one's were saved, in the run's tokens, -1 if they are of no use.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class MomentsKey:
     """The model, the optimizer and the time that a file of moments belongs to.
@@ -51,9 +57,12 @@ class MomentsKey:
     schedule_tokens: int
 
 
-def moments_layout(schema: TensorSchema, inner: InnerSection) -> str:
-    """A hash of the parameters' names and shapes, in order, and of the optimizer that keeps the moments."""
+def moments_layout(schema: TensorSchema, inner: InnerSection, part: str = "") -> str:
+    """A hash of the parameters' names and shapes, in order, of the optimizer that keeps the moments, and the part of them that a
+    process of several holds, empty for one alone.
+    """
     words = [f"{spec.name} {spec.shape}" for spec in schema.tensors]
+    words += [part] if part else []
     return sha256("\n".join([inner.optimizer, *words]).encode()).hexdigest()
 
 
@@ -93,30 +102,56 @@ def write_moments(path: Path, moments: Sequence[torch.Tensor], key: MomentsKey) 
         raise
 
 
-def take_up(path: Path, optimizer: Optimizer, key: MomentsKey, within_tokens: int) -> str:
+def take_up(
+    path: Path,
+    optimizer: Optimizer,
+    key: MomentsKey,
+    within_tokens: int,
+    is_same_on_all: SameOnAll = lambda _saved_tokens: True,
+) -> str:
     """Continue from the moments in a file. Returns why not, empty if they were taken up.
 
     Args:
         key: of now.
         within_tokens: so many of the run's tokens since they were saved are too old.
+        is_same_on_all: asked once.
     """
+    why, saved_tokens, moments = "", -1, list[torch.Tensor]()
     try:
-        with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
-            if (found.get("format"), found.get("layout")) != (FORMAT, key.layout):
-                return "the moments kept are of another model or optimizer"
-            age_tokens = key.schedule_tokens - int(found.get("schedule_tokens", ""))
-            if not 0 <= age_tokens <= within_tokens:
-                return f"the moments kept are {age_tokens} of the run's tokens old"
-            moments = [file.get_tensor(name) for name in sorted(file.keys())]
-        if _checksum(moments) != found.get("checksum"):
-            return "the moments kept are damaged"
-        optimizer.load_moments([moment.float() for moment in moments])
+        saved_tokens, moments = _read(path, key, within_tokens)
     except FileNotFoundError:
-        return "no moments were kept"
-    except (OSError, ValueError, SafetensorError, LocalProtocolError) as error:
+        why = "no moments were kept"
+    except _OfNoUse as error:
+        why = error.found
+    except (OSError, ValueError, SafetensorError) as error:
+        why = f"the moments kept cannot be read ({error})"
+    if not is_same_on_all(saved_tokens) or why:
+        return why or "another card of this replica has no moments of the same time"
+    try:
+        optimizer.load_moments([moment.float() for moment in moments])
+    except LocalProtocolError as error:
         return f"the moments kept cannot be read ({error})"
     return ""
+
+
+class _OfNoUse(LocalProtocolError):
+    """A file of moments that can be read, and must not be taken up."""
+
+
+def _read(path: Path, key: MomentsKey, within_tokens: int) -> tuple[int, list[torch.Tensor]]:
+    """When the moments were saved, and what they are. Raises what reading raises."""
+    with safe_open(path, framework="pt") as file:
+        found = file.metadata() or {}
+        if (found.get("format"), found.get("layout")) != (FORMAT, key.layout):
+            raise _OfNoUse("the moments kept are of another model or optimizer")
+        saved_tokens = int(found.get("schedule_tokens", ""))
+        age_tokens = key.schedule_tokens - saved_tokens
+        if not 0 <= age_tokens <= within_tokens:
+            raise _OfNoUse(f"the moments kept are {age_tokens} of the run's tokens old")
+        moments = [file.get_tensor(name) for name in sorted(file.keys())]
+    if _checksum(moments) != found.get("checksum"):
+        raise _OfNoUse("the moments kept are damaged")
+    return saved_tokens, moments
 
 
 def _checksum(moments: Sequence[torch.Tensor]) -> str:
@@ -142,11 +177,11 @@ class KeptMoments:
         self.note = ""
         """Why moments were not taken up or not saved, the last time."""
 
-    def take_up(self, schedule_tokens: int) -> None:
-        """Continue from the file, if it is there and of this model and time."""
+    def take_up(self, schedule_tokens: int, is_same_on_all: SameOnAll = lambda _saved_tokens: True) -> None:
+        """Continue from the file, if it is there and of this model and time. `is_same_on_all` is as of the function `take_up`."""
         if self._path is not None:
             key = MomentsKey(self._layout, schedule_tokens)
-            self.note = take_up(self._path, self._optimizer, key, self._within_tokens)
+            self.note = take_up(self._path, self._optimizer, key, self._within_tokens, is_same_on_all)
 
     def note_commit(self, schedule_tokens: int) -> None:
         """Save at each `COMMITS_A_SAVE`-th commit. The moments are copied now, and written while training goes on."""

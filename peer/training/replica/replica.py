@@ -6,17 +6,18 @@ Shapes: N values of all parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import torch
+from torch import nn
 
-from averaging.models.family import call_layer
+from averaging.models.family import LayerCall, call_layer
 from peer.machine.card_faults import card_fault
 from peer.machine.device import is_out_of_memory
 from peer.models.decoder import Spine, parameters_in_order, parts_of
-from peer.training.optimizers.optimizer import make_optimizer
+from peer.training.optimizers.optimizer import Optimizer, make_optimizer
 from peer.training.plan.card_plan import CardPlan, Checkpointing
 from peer.training.replica.checkpointing import checkpointed
 from peer.training.replica.compiler import Compiler, not_compiled, one_line
@@ -42,12 +43,64 @@ class Replica:
 
     def __init__(self, model: Spine, schema: TensorSchema, inner: InnerSection, plan: CardPlan) -> None:
         self.model, self.schema, self.plan = model, schema, plan
-        self.parameters = parameters_in_order(model, schema)
+        self.parameters = self._own_parameters()
         self.device = self.parameters[0].device
-        self.optimizer = make_optimizer(inner, schema, self.parameters, plan)
+        self.optimizer = self._own_optimizer(inner)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
-        self.model.call = checkpointed(plan.checkpointing, call_layer)
+        self._run_layers_by(checkpointed(plan.checkpointing, self._base_call))
+
+    # --- what differs where several ranks share a replica (peer/training/ranks/ranked_replica.py) ---
+
+    def _own_parameters(self) -> list[nn.Parameter]:
+        """This process' part of each parameter, in the schema's order."""
+        return parameters_in_order(self.model, self.schema)
+
+    def _own_optimizer(self, inner: InnerSection) -> Optimizer:
+        return make_optimizer(inner, self.schema, self.parameters, self.plan)
+
+    @property
+    def _base_call(self) -> LayerCall:
+        return call_layer
+
+    def _run_layers_by(self, call: LayerCall) -> LayerCall:
+        """Run layers by this call from now on. Returns the one before."""
+        before, self.model.call = self.model.call, call
+        return before
+
+    def parts(self, values_N: torch.Tensor, schema: TensorSchema) -> list[torch.Tensor]:
+        """Views of the (N,) vector of a unit: this process' part of each parameter."""
+        return parts_of(values_N, schema)
+
+    def shrink(self, begin: int, stop: int, share: float, schema: TensorSchema, own: Sequence[nn.Parameter]) -> None:
+        """Multiply the values [begin, stop) of a unit by `share`; `own` are the unit's parameters. Without gradients."""
+        for parameter, first in zip(own, schema.offsets.values(), strict=True):
+            parameter.view(-1)[max(0, begin - first) : max(0, stop - first)].mul_(share)
+
+    def cut(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs and targets (B, T) of windows (B, T + 1) that this process computes."""
+        return tokens_BT[:, :-1], tokens_BT[:, 1:]
+
+    def begin_pass(self, *, is_last: bool) -> None:
+        """Before each forward pass of a step."""
+
+    def discard(self) -> None:
+        """Forget the gradients of passes whose step is not taken."""
+        self.optimizer.zero_grad()
+
+    def sum_over_ranks(self, value: float) -> float:
+        """The sum of the ranks' values; here its own."""
+        return value
+
+    def finish(self, losses: Sequence[torch.Tensor], most_norm: float) -> tuple[float, float]:
+        """After the last pass of a step: the sum of its losses, and the norm of the gradient, which is clipped (`clip`). If one of
+        them is not finite, the step must not be taken.
+        """
+        norm_tensor = self.clip(most_norm)
+        *parts, norm = torch.stack([*losses, norm_tensor]).tolist()  # one synchronisation for all of them
+        return sum(parts), norm
+
+    # --- how it computes ---
 
     def compile(self, passes: Iterable[Callable[[], torch.Tensor]], compiler: Compiler) -> str:
         """Run the layers compiled from now on, if the plan says so. Returns why not, in one line; they run eagerly then.
@@ -59,7 +112,7 @@ class Replica:
             return ""
         # the compiler itself keeps the results of products and computes the cheap rest again
         kept: Checkpointing = "full" if self.plan.checkpointing == "full" else "none"
-        self.model.call = checkpointed(kept, CompiledCall())
+        self._run_layers_by(checkpointed(kept, CompiledCall(self._base_call)))
         try:
             with compiler.watched():
                 for run_pass in passes:
@@ -67,10 +120,10 @@ class Replica:
         except Exception as error:
             if is_out_of_memory(error) or card_fault(error) is not None:
                 raise
-            self.model.call = checkpointed(self.plan.checkpointing, call_layer)
+            self._run_layers_by(checkpointed(self.plan.checkpointing, self._base_call))
             return not_compiled(f"the compiler failed: {one_line(error)}")
         finally:
-            self.optimizer.zero_grad()
+            self.discard()
         return ""
 
     def computing(self) -> AbstractContextManager[object]:
@@ -135,7 +188,7 @@ class Replica:
             values_N: (N,) float32 on the CPU, where they are used in place without a copy.
             steps_aside: copy the own parameters into the machine's memory meanwhile. So the device never holds both.
         """
-        call, self.model.call = self.model.call, call_layer  # other shapes than training's would be compiled anew
+        call = self._run_layers_by(self._base_call)  # other shapes than training's would be compiled anew
         with torch.no_grad():
             own = [
                 parameter.detach().to("cpu", copy=True) if steps_aside else parameter.data
@@ -149,7 +202,7 @@ class Replica:
                         parameter.data = value.to(self.device)
                 yield
             finally:
-                self.model.call = call
+                self._run_layers_by(call)
                 for parameter, value in zip(self.parameters, own, strict=True):
                     if steps_aside:
                         parameter.copy_(value)

@@ -29,9 +29,8 @@ class Batches:
         self._is_ahead = is_on_card(device) if is_ahead is None else is_ahead
         self._thread: ThreadPoolExecutor | None = None
 
-    def of_step(self, reader: TokenReader, starts: Sequence[int], size: int) -> Iterator[torch.Tensor]:
-        """Micro-batches of `size` windows each, (B, T + 1) int64 on the device, in the order of their starts."""
-        parts = [tuple(starts[i : i + size]) for i in range(0, len(starts), size)]
+    def of_step(self, reader: TokenReader, parts: Sequence[tuple[int, ...]]) -> Iterator[torch.Tensor]:
+        """A micro-batch for each of these parts, the windows at its starts: (B, T + 1) int64 on the device."""
         if not self._is_ahead:
             yield from (self.at(reader, part) for part in parts)
             return

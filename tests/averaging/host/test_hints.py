@@ -57,3 +57,8 @@ def test_the_list_has_each_command_that_takes_a_state_folder() -> None:
         if any("--state-dir" in each.opts for each in command.get_params(context)):
             found.add(name)
     assert found == {*OF_HOSTS, *OF_PEERS, *OF_BOTH}
+
+
+def test_a_folder_longer_than_a_line_is_not_repeated() -> None:
+    text = "see: potluck doctor"
+    assert with_folder(text, ["join", "--state-dir", "x" * 5000]) == text

@@ -171,6 +171,7 @@ class HandTrainer:
         self.theta_N = torch.zeros(GRID.num_elements) if theta_N is None else theta_N
         self.tokens = tokens
         self.next_step = 1
+        self.num_replicas = 1
         self.done: list[str] = []
         self.schedule = 0
         self.anchor_N = torch.zeros(GRID.num_elements)
@@ -219,7 +220,8 @@ class HandTrainer:
         return 0.0
 
     def progress(self) -> TrainerProgress:
-        return TrainerProgress(self.tokens, self.tokens, 1.0, 400.0, 0, "training", "")
+        tokens, replicas = self.tokens, self.num_replicas
+        return TrainerProgress(tokens, tokens, 1.0, 400.0, 0, "training", "", num_replicas=replicas)
 
 
 def config_of(world: RoundWorld, party: Party) -> RoundConfig:

@@ -82,10 +82,11 @@ def test_status_page_keeps_its_port_where_it_is_free(tmp_path: Path) -> None:
         assert kept_http_port(ledger, "nowhere.invalid") == 0
 
 
-def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
+def test_one_port_for_two_services_is_a_wrong_value_and_both_flags_are_named(tmp_path: Path) -> None:
     port = _free_port()
     config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", grpc_port=port, p2p_port=port)
-    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(MachineError, match="two ports"):
+    told = "two ports; give another with --grpc-port or --p2p-port"
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(ConfigError, match=told):
         settle_addresses(config, ledger)
 
 
@@ -213,3 +214,12 @@ def test_start_that_more_people_can_reach_than_the_last_one_says_so(
 )
 def test_public_page_is_told_by_the_address_that_others_reach(url: str, host: str, reported: str) -> None:
     assert public_url(url, host) == reported
+
+
+def test_an_address_that_is_not_of_this_machine_is_mended_with_its_own_flag_and_no_port(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        settle_addresses(HostConfig(state_dir=tmp_path, listen_host="127.0.0.1"), ledger)
+        with pytest.raises(MachineError) as error:
+            settle_addresses(HostConfig(state_dir=tmp_path, listen_host="192.0.2.1"), ledger)
+    assert "--listen-host" in error.value.remedy
+    assert "port" not in error.value.remedy

@@ -8,7 +8,7 @@ import pytest
 import segno
 
 from averaging.host.daemon_views import WIDTH
-from coordinator.admission.qr_code import BORDER_MODULES, qr_lines
+from coordinator.admission.qr_code import BORDER_MODULES, ROWS_BESIDE, qr_at_start, qr_lines
 from protocol.identity.credential import make_ca
 from protocol.identity.invite import Invite
 from protocol.ids import RunId
@@ -52,3 +52,11 @@ def test_the_invite_of_a_run_fits_the_narrowest_usual_terminal(host: str) -> Non
     bootstrap = f"/ip4/{host}/tcp/58001/p2p/12D3KooWBusdnuoWmPRGJqG6Gok78MF91e5Y4PxhXRANgB6PaQwD"
     places = ((f"{host}:54689",), authority.certificate_der, RunId(b"r" * 32), b"s" * 16, 1_800_000_000)
     assert qr_lines(Invite(*places, (bootstrap,), 100).encode(), WIDTH) is not None
+
+
+def test_the_code_is_left_out_at_the_start_where_it_would_push_the_invite_off_the_terminal() -> None:
+    drawn = qr_lines(TEXT, 200)
+    assert drawn is not None
+    for columns, rows in ((200, 24), (200, len(drawn) + ROWS_BESIDE - 1), (40, 200)):
+        assert qr_at_start(TEXT, columns, rows) == "an invite as a QR code: potluck invite --qr"
+    assert qr_at_start(TEXT, 200, len(drawn) + ROWS_BESIDE) == "\n".join(drawn)

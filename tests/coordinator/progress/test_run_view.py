@@ -200,3 +200,9 @@ def test_names_and_teams_that_peers_chose_are_told_beside_their_own_also_of_thos
 def test_no_more_teams_are_told_than_the_cap() -> None:
     past = RunPast(chosen={PeerId(f"p{n}"): ChosenName("", f"team {n}") for n in range(2 * MAX_TEAMS)})
     assert len(_rows(status_json(picture(), 100.0, past)["teams"])) == MAX_TEAMS
+
+
+def test_a_peer_that_left_has_no_speed() -> None:
+    left = replace(picture(), peers={A: PeerEntry(peer(state="left"), 99.0)})
+    (row,) = json.loads(json.dumps(status_json(left, 100.0)))["peers"]
+    assert (row["state"], row["tokens_per_s"]) == ("left", 0.0)

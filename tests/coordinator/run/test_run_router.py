@@ -81,7 +81,6 @@ def test_a_run_of_experts_is_packed_for_each_of_them_and_found_again(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "data", "lines", "said"),
     [
-        ("empty", b"", (), r"data: \S+/texts/empty\.txt is empty"),
         ("bytes", b"\xff\xfe" * 40, (), r"data: \S+/texts/bytes\.txt is no text"),
         ("more", b"def f(x): ...", ("min_documents = 40",), r"\d+ documents to train on; expected at least 40"),
     ],

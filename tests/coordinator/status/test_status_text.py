@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.status.status_text import alerts, status_lines
+from coordinator.status.status_text import ALL_PAUSED, NOBODY_HERE, alerts, status_lines
 from protocol.host.reports import UnitBytes
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
@@ -58,6 +60,35 @@ def test_lines_say_that_the_run_waits_when_all_peers_are_gone() -> None:
     lines = status_lines(json.loads(json.dumps(status_json(replace(picture(), peers=gone), 100.0))))
     assert lines[0] == "tiny: waiting: no peer is here; the run goes on when one comes back"
     assert "to go" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("training", "paused", "training"),
+        ("paused", "paused", ALL_PAUSED),
+        ("paused", "left", ALL_PAUSED),
+        ("left", "left", NOBODY_HERE),
+    ],
+    ids=["one trains", "both paused", "the only one here is paused", "both left"],
+)
+def test_run_waits_without_a_time_to_go_while_no_peer_may_train(first: str, second: str, says: str) -> None:
+    heard = {A: PeerEntry(peer(state=first), 95.0), B: PeerEntry(peer(state=second), 95.0)}
+    shown = replace(picture((timed(1, 300, 100),)), peers=heard)
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert lines[0] == f"tiny: {says}"
+    assert any("to go" in line or "time left" in line for line in lines) == (says == "training")
+
+
+def test_run_waits_when_none_of_its_contributors_was_heard_since_a_restart() -> None:
+    status = json.loads(json.dumps(status_json(replace(picture(), peers={}), 100.0)))
+    assert status_lines(status | {"num_away": 1})[0] == f"tiny: {NOBODY_HERE}"
+    assert status_lines(status | {"num_away": 0})[0] == "tiny: training"
+
+
+def test_run_waits_when_the_only_peer_here_is_banned() -> None:
+    banned = replace(picture(), peers={A: PeerEntry(peer(), 95.0)}, banned=frozenset((A,)))
+    assert status_lines(json.loads(json.dumps(status_json(banned, 100.0))))[0] == f"tiny: {NOBODY_HERE}"
 
 
 def test_lines_say_which_commits_nobody_brings() -> None:

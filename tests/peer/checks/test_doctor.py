@@ -11,8 +11,12 @@ import pytest
 from peer.checks.doctor import check_before_join, run_doctor
 from peer.checks.machine_core import Readings
 from peer.settings.config import PeerConfig
+from peer.training.plan.layout import WishedSplit
 from protocol.errors import MachineError
+from protocol.run.manifest import default_run_toml, parse_run_config
 from tests.peer.checks.test_machine_core import FINE
+
+RUN = parse_run_config(default_run_toml())
 
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, readings: Readings) -> PeerConfig:
@@ -53,3 +57,30 @@ def test_join_is_stopped_by_a_fail_alone_and_hears_of_warns_otherwise(
         check_before_join(on_machine(monkeypatch, replace(FINE, open_files=10, num_parameters=1 << 40)), "")
     assert stopped.value.exit_code == 4
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("split", "gpus", "level", "words"),
+    [
+        ("shard", "0,1", "ok", "parameters over 2"),
+        ("islands", "0,1", "ok", "2 islands"),
+        ("tensor", "0,1,2", "fail", "4 heads are not a multiple of 3"),
+    ],
+)
+def test_processes_on_the_cpu_are_told_as_the_cards_that_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    split: WishedSplit,
+    gpus: str,
+    level: str,
+    words: str,
+) -> None:
+    """They were told as one process with all of the machine's memory."""
+    config = on_machine(monkeypatch, replace(FINE, device="cpu"))
+    monkeypatch.setattr("peer.checks.doctor._run_kept", lambda *_: RUN)
+    own = config.model_copy(update={"device": "cpu", "gpus": gpus, "split": split})
+    run_doctor(own, "", as_json=True)
+    findings = {row["name"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert "plan" not in findings
+    assert findings["layout"]["level"] == level
+    assert words in findings["layout"]["found"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from peer.checks.known_runs import find_kept_run
 from peer.commands import add_commands
 from peer.settings.config import PeerConfig
-from protocol.errors import ConfigError, UnreachableError
+from protocol.errors import ConfigError, PotluckError, UnreachableError
 from protocol.estimates.dry_run import END
 from protocol.ids import RunId
 from tests.peer.checks.test_known_runs import MANIFEST, TO_IT, keep
@@ -123,3 +123,18 @@ def test_an_invite_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
 def test_what_could_not_be_joined_is_told_as_without_dry_run(arguments: list[str], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         _dry_run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("is_given", "says"),
+    [(False, "no invite on standard input"), (True, "the invite expired")],
+    ids=["nothing", "a line that a mail program has wrapped"],
+)
+def test_standard_input_is_read_to_its_end_for_an_invite_and_none_there_is_an_error(
+    tmp_path: Path, is_given: bool, says: str
+) -> None:
+    app, line = typer.Typer(), replace(TO_IT, expires_unix_s=1).encode()
+    add_commands(app, _no_checkpoint, _no_host)
+    given = f"potluck join {line[:70]}\n{line[70:]}\n" if is_given else "\n"
+    with pytest.raises(PotluckError, match=says):
+        CliRunner().invoke(app, ["join", "-", "--state-dir", str(tmp_path)], input=given, catch_exceptions=False)

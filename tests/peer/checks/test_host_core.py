@@ -18,6 +18,7 @@ from peer.checks.host_core import (
     PortTaken,
     ReachReport,
     judge_host,
+    open_way,
 )
 from peer.checks.machine_core import Finding, Level, Unread
 from peer.membership import joining
@@ -207,3 +208,18 @@ def test_port_of_a_host_on_this_machine_needs_no_router() -> None:
     )
     silent = HostReadings(NoAnswer("no answer from 127.0.0.1:4100", "try again later", True), ways=ways)
     assert "router" not in find(silent, "host's peers").fix
+
+
+def test_a_refused_peer_hears_of_the_refusal_alone_and_not_of_closed_data_ports() -> None:
+    port = BulkAddress("10.0.0.1", 7002)
+    ways = (Tried(Purpose.PEERS, port), Tried(Purpose.DATA, port, "12D3 failed on shards: "))
+    refused = replace(FINE, refusal=HostRefusal("this peer is banned from this run", "ask the host"), ways=ways)
+    assert [each.name for each in judge_host(refused) if each.level is Level.FAIL] == ["admission"]
+    assert find(replace(refused, refusal=None), "host's data").level is Level.FAIL
+
+
+def test_the_way_to_let_others_connect_names_the_port_for_weights_and_data_too() -> None:
+    closed = replace(REACHED, is_reached=False, data_port=4002)
+    assert open_way(closed) == "open TCP 4001 and 4002 in the firewall and join with --listen-port 4001"
+    behind = replace(closed, is_own_address=False)
+    assert open_way(behind).startswith("forward TCP 4001 and 4002 to it and join with --listen-port 4001")

@@ -20,6 +20,7 @@ from peer.history.round_log import (
     keep_history,
     read_histories,
     read_history,
+    recall_history,
 )
 from peer.status.status import PeerStatus
 from peer.status.status_board import StatusBoard
@@ -54,7 +55,10 @@ async def test_rounds_and_time_of_training_are_on_disk_and_go_on_after_a_restart
             board.publish(RoundCommitted(link))
             await trio.sleep(0)
             nursery.cancel_scope.cancel()
-        assert board.rounds.fresh == []
+        assert board.rounds.given.fresh == []
+        await recall_history(path, board)
+        given, seen = board.rounds.given, read_history(path).rounds
+        assert (given.rounds, given.tokens) == (link.index, sum(each.own_tokens for each in seen))
     (found,) = read_histories(tmp_path)
     assert found.run == "our run"
     assert [(seen.index, seen.total_tokens, seen.loss_nats) for seen in found.rounds] == [
@@ -126,4 +130,4 @@ async def test_rounds_of_a_lineage_that_is_switched_to_are_among_them(autojump_c
     assert path is not None
     board = StatusBoard(seat.peer, VirtualClock(), 0.0)
     board.publish(LineageSwitched(path, ()))
-    assert [seen.index for seen in board.rounds.fresh] == [node.link.index for node in path]
+    assert [seen.index for seen in board.rounds.given.fresh] == [node.link.index for node in path]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from peer.machine.card import NO_CARD, CardsHidden, CardUnknown, find_card, first_visible, largest_card
-from peer.machine.machine import LOOK_EVERY_S, MachineMeter
+from peer.machine.machine import LOOK_EVERY_S, MachineMeter, WatchedCard
 from tests.peer.machine.nvml import COOL, HOT, PART, Nvml, NvmlCard
 
 
@@ -74,3 +74,16 @@ def test_second_card_is_watched_from_the_start_if_the_process_may_use_it_alone(m
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(COOL, HOT))
     use = MachineMeter().read()
     assert (use.gpu_celsius, use.gpu_busy, use.gpu_watts, use.gpu_memory_bytes) == (91, 0.99, 350.0, 20 << 30)
+
+
+def test_each_of_several_cards_is_read_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(COOL, HOT))
+    meter = MachineMeter()
+    lost = WatchedCard("GPU-7777", "card 2", 1)
+    watched = (WatchedCard(HOT.uuid, "card 0", 0), WatchedCard(COOL.uuid, "card 1", 1), lost)
+    meter.watches = lambda: watched
+    assert [(card.name, use.gpu_celsius) for card, use in meter.cards()] == [
+        ("card 0", 91),
+        ("card 1", 35),
+        ("card 2", None),
+    ]

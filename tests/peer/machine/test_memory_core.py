@@ -24,3 +24,9 @@ def test_twice_as_many_sequences_take_twice_what_these_took(
 ) -> None:
     after = MemoryUse(family_bytes=5000, own_bytes=410, own_peak_bytes=peak_bytes)
     assert may_double(most_bytes, later_bytes, BEFORE, after) is fits
+
+
+@pytest.mark.parametrize(("most_bytes", "fits"), [(1500, True), (1499, False)])
+def test_processes_that_search_side_by_side_each_take_as_much(most_bytes: int, fits: bool) -> None:
+    after = MemoryUse(family_bytes=5000, own_bytes=410, own_peak_bytes=500)
+    assert may_double(most_bytes, 50, BEFORE, after, num_processes=2) is fits

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from peer.membership.own_ban import FILE_NAME, own_ban
 from peer.membership.saved_membership import remember_last_run
+from peer.session.fetch_model import fetch_model
+from peer.settings.config import PeerConfig
 from peer.status.local_view import read_daemon
+from protocol.errors import RefusedError
 from protocol.identity.identity_file import open_identity
 from protocol.identity.revocation import Revocation, join_entries, seal_revocation
 from protocol.ids import PeerId
@@ -19,7 +24,7 @@ def _ban(folder: Path, peer: PeerId) -> None:
     (folder / FILE_NAME).write_bytes(join_entries([entry]))
 
 
-def test_own_ban_is_read_from_the_signed_entries_and_told_by_the_status(tmp_path: Path) -> None:
+def test_own_ban_is_read_from_the_signed_entries_and_told_by_the_status_and_a_fetch(tmp_path: Path) -> None:
     folder = keep_run(tmp_path, manifest_of())
     remember_last_run(folder)
     with open_identity(tmp_path / "identity") as held:
@@ -33,5 +38,7 @@ def test_own_ban_is_read_from_the_signed_entries_and_told_by_the_status(tmp_path
     assert ban.one_line().startswith("the host banned this peer from the run: sends noise")
     assert "the host banned this peer" in read_daemon(tmp_path).note
     assert "start it with" not in read_daemon(tmp_path).note
+    with pytest.raises(RefusedError, match="the host banned this peer from the run: sends noise"):
+        fetch_model(PeerConfig(state_dir=tmp_path), "", "", lambda progress: None)
     (folder / FILE_NAME).write_bytes(b"damaged")
     assert own_ban(tmp_path, folder) is None

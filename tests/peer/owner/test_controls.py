@@ -10,7 +10,15 @@ import trio.testing
 
 from averaging.network.pacing.bulk_limiter import BulkLimiter
 from peer.owner.controls import Controls, open_controls
-from peer.owner.controls_core import COOL_FOR_S, ROOMY_FOR_S, STOPPED_BYTES_PER_S, ControlSettings, OwnerPause, Readings
+from peer.owner.controls_core import (
+    COOL_FOR_S,
+    ROOMY_FOR_S,
+    STOPPED_BYTES_PER_S,
+    CardHeat,
+    ControlSettings,
+    OwnerPause,
+    Readings,
+)
 from peer.settings.config import PeerConfig
 from peer.settings.hours_core import parse_hours
 from peer.status.status_board import StatusBoard
@@ -277,3 +285,36 @@ def test_the_settings_of_the_peer_are_the_settings_of_its_controls() -> None:
     assert controls._settings == ControlSettings(
         parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50, 7, 8, 1_500_000_000, 2_500_000_000
     )
+
+
+class _Islands(_Trainer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused: dict[int, str] = {}
+
+    async def set_paused(self, world: int, is_paused: bool, because: str = "") -> None:
+        self.paused = (
+            {**self.paused, world: because} if is_paused else {k: v for k, v in self.paused.items() if k != world}
+        )
+
+
+async def test_the_island_of_a_hot_card_is_paused_alone_until_the_card_has_cooled(autojump_clock: Clock) -> None:
+    sensors, islands = _Sensors(), _Islands()
+    board = StatusBoard(PeerId("p"), VirtualClock(), 0.0)
+    controls = Controls(ControlSettings(max_gpu_celsius=80), sensors, board)
+    cool, hot = CardHeat("card 0", 0, 60.0), CardHeat("card 3", 1, 60.0)
+    sensors.readings = replace(sensors.readings, cards=(cool, hot))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(controls.keep)
+        nursery.start_soon(controls.order, islands)
+        await trio.sleep(2 * OBEYED_WITHIN_S)
+        assert islands.paused == {}
+        sensors.readings = replace(sensors.readings, cards=(cool, replace(hot, celsius=85.0)))
+        await trio.sleep(OBEYED_WITHIN_S)
+        assert list(islands.paused) == [1]
+        assert "card 3" in islands.paused[1]
+        assert not islands.is_paused
+        sensors.readings = replace(sensors.readings, cards=(cool, replace(hot, celsius=70.0)))
+        await trio.sleep(COOL_FOR_S + OBEYED_WITHIN_S)
+        assert islands.paused == {}
+        nursery.cancel_scope.cancel()

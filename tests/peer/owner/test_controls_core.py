@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +13,7 @@ from peer.owner.controls_core import (
     PLUGGED_FOR_S,
     ROOMY_FOR_S,
     STOPPED_BYTES_PER_S,
+    CardHeat,
     ControlSettings,
     ControlsState,
     OwnerPause,
@@ -260,3 +262,41 @@ def test_of_several_causes_the_one_is_named_that_the_owner_can_change_first(
 ) -> None:
     settings = replace(HOT, weekly_hours=parse_hours("sun 00:00-01:00"))
     assert Story(settings).look(**readings).reason.startswith(first)
+
+
+def _heats(*celsius: float | None, worlds: Sequence[int] = (0, 1)) -> tuple[CardHeat, ...]:
+    return tuple(
+        CardHeat(f"card {number}", world, heat)
+        for number, (world, heat) in enumerate(zip(worlds, celsius, strict=True))
+    )
+
+
+def test_a_hot_card_pauses_its_own_replica_alone_and_is_named() -> None:
+    settings = ControlSettings(max_gpu_celsius=80)
+    state, now = decide(settings, ControlsState(), Readings(0.0, FRIDAY_NOON, gpu_celsius=85.0, cards=_heats(60, 84)))
+    assert (now.share, now.is_too_hot) == (1.0, False)
+    assert now.worlds_paused == ((1, "paused until card 1 was at 75 C or less for 30 s (it is at 84 C)"),)
+    assert now.reason == now.worlds_paused[0][1]
+    state, now = decide(settings, state, Readings(10.0, FRIDAY_NOON, cards=_heats(60, 70)))
+    assert now.worlds_paused, "not cool for long enough"
+    state, now = decide(settings, state, Readings(40.0, FRIDAY_NOON, cards=_heats(60, 70)))
+    assert (now.worlds_paused, now.reason) == ((), "")
+
+
+def test_one_hot_card_of_a_shared_replica_pauses_all_of_it_as_do_hot_cards_of_each() -> None:
+    settings = ControlSettings(max_gpu_celsius=80)
+    for worlds, heats in (((0, 0), (60, 84)), ((0, 1), (81, 84))):
+        readings = Readings(0.0, FRIDAY_NOON, cards=_heats(*heats, worlds=worlds))
+        _, now = decide(settings, ControlsState(), readings)
+        assert (now.share, now.is_too_hot, now.may_compute) == (0.0, True, False)
+        assert "card " in now.reason
+
+
+def test_of_several_cards_the_one_whose_heat_is_not_known_is_named() -> None:
+    _, now = decide(
+        ControlSettings(max_gpu_celsius=80), ControlsState(), Readings(0.0, FRIDAY_NOON, cards=_heats(60, None))
+    )
+    assert now.reason == "the temperature of card 1 cannot be read here, so its ceiling is not kept"
+    assert not now.is_kept
+    _, without = decide(ControlSettings(), ControlsState(), Readings(0.0, FRIDAY_NOON, cards=_heats(99, None)))
+    assert (without.reason, without.worlds_paused) == ("", ())

@@ -27,7 +27,7 @@ def _status(**changes: object) -> PeerStatus:
             "training stopped: out of memory",
         ),
         (
-            _status(state="finished", rounds_counted=7, apart="apart from the run"),
+            _status(state="finished", run_rounds_counted=7, apart="apart from the run"),
             TrainingAllowance(),
             "run_complete",
             "the run is complete; 7 of its rounds count work of this peer",

@@ -95,6 +95,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         ({"expert": "one"}, "expert is 'one'"),
         ({"expert": "1,1"}, "expert is '1,1'"),
         ({"time_zone": "Mars/Olympus"}, "time_zone is 'Mars/Olympus'"),
+        ({"time_zone": "Europe/Paaris"}, "set it with --time-zone, "),
         ({"time_zone": "/etc/passwd"}, "time_zone is '/etc/passwd'"),
         ({"time_zone": "../../etc"}, "time_zone is '../../etc'"),
         ({"time_zone": "Europe"}, "time_zone is 'Europe'"),

@@ -65,7 +65,7 @@ def test_exactly_one_state_is_one() -> None:
 
 def test_names_use_base_units_and_counters_do_not_repeat_total() -> None:
     for row in PEER_METRICS:
-        assert row.name.startswith("potluck_peer_")
+        assert row.name.startswith(("potluck_peer_", "potluck_card_"))
         assert not row.name.endswith(("_ms", "_kb", "_total"))
 
 

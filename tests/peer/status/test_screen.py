@@ -165,6 +165,17 @@ def test_picture_of_a_complete_run_says_what_this_peer_gave_and_no_speed() -> No
     assert "tokens/s" not in text
 
 
+def test_end_of_a_run_is_told_once_and_its_model_by_one_command() -> None:
+    lines, newest = PlainLines(), "the run is complete; its model: potluck checkpoint export latest OUT_DIR"
+    staying = STATUS.model_copy(update={"state": "finished", "reason": "staying until everybody has the last commit"})
+    said = [*lines.of(STATUS, 0.0), *lines.of(staying, 10.0)]
+    said += lines.of(staying.model_copy(update={"reason": newest}), 20.0)
+    assert sum(line.startswith("The run is complete") for line in said) == 1
+    assert said[-1].endswith(newest)
+    assert "ask the host" not in "".join(said)
+    assert newest in _drawn(staying.model_copy(update={"reason": newest}))
+
+
 def test_download_is_shown_with_its_size_and_its_time_to_go() -> None:
     loading = {"download_bytes_all": 8_000_000, "download_bytes_here": 2_000_000, "download_donors": 3}
     text = _drawn(STATUS.model_copy(update=loading | {"download_left_s": 120.0}))

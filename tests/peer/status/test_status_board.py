@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from averaging.network.seams.interfaces import BulkCount, BulkKind, Network, TrafficCount, Way
 from averaging.rounds.lineage.round_reports import Contributed, DownloadProgress, LineageSwitched, RoundCommitted
 from peer.status.health import APART_AFTER_S
-from peer.status.status_board import StatusBoard
+from peer.status.status_board import GivenToRun, StatusBoard
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from tests.protocol.rounds.round_table import UNIT, Table
@@ -107,3 +107,12 @@ async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(mon
         board.hears_host(links, CommitId(b"x" * 32), 9)
         now_s += APART_AFTER_S
     assert board.divergence_text == ""
+
+
+def test_rounds_of_another_lineage_are_not_counted_twice_in_what_a_peer_gave() -> None:
+    given = GivenToRun()
+    given.saw(3, 50)  # seen before the rounds of earlier starts were read
+    given.begin_with([(1, 10), (2, 0), (3, 40)])
+    assert (given.rounds, given.tokens) == (2, 60)
+    given.saw(2, 7)  # the head moved back to another lineage
+    assert (given.rounds, given.tokens) == (2, 17)

@@ -105,7 +105,7 @@ def test_time_left_of_the_run_is_told_once_it_is_known() -> None:
 def test_newcomer_and_ended_credential_are_said() -> None:
     text = "\n".join(status_lines(PeerStatus(peer="p", name="n", reason="starting\x1b")))
     assert "n in no run yet: joining: starting\\x1b" in text
-    assert "round 0, 0 tokens\n" in text
+    assert "round 0" not in text
     assert "host:" not in text
     ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
     assert "(away); credential ended" in "\n".join(status_lines(ended))
@@ -132,7 +132,14 @@ def test_offline_peer_says_one_sentence_about_it_and_nothing_of_rounds_or_other_
 def test_complete_run_is_told_with_what_this_peer_gave() -> None:
     done = {"state": "finished", "tokens_counted": 325_632, "total_tokens": 600_000, "index": 13, "rounds_counted": 13}
     (last,) = [line for line in status_lines(STATUS.model_copy(update=done)) if line.startswith("The run is complete")]
-    assert "You trained 325,632 of its tokens (54%); 13 of 13 rounds counted your work." in last
+    assert last == "The run is complete. You trained 325,632 of its tokens (54%); 13 of 13 rounds counted your work."
+
+
+def test_complete_run_is_told_with_what_all_starts_of_this_peer_gave() -> None:
+    done = {"state": "finished", "total_tokens": 600_000, "index": 13, "tokens_counted": 10_000, "rounds_counted": 1}
+    whole = done | {"run_tokens_counted": 325_632, "run_rounds_counted": 12}
+    told = "You trained 325,632 of its tokens (54%); 12 of 13 rounds counted your work."
+    assert told in "\n".join(status_lines(STATUS.model_copy(update=whole)))
 
 
 def test_words_of_insiders_are_on_no_line() -> None:
@@ -168,3 +175,11 @@ def test_the_owners_name_for_this_peer_stands_behind_its_own_and_cannot_move_the
     lines = status_lines(named)
     assert lines[0] == "calm-otter (anna\\x1b[2J) in tiny: training"
     assert "team: oak" in lines
+
+
+def test_joining_peer_tells_no_progress_before_its_state_is_read() -> None:
+    joining = PeerStatus(peer="p", name="sage", run="tiny", state="joining", reason="starting the network")
+    assert not [line for line in status_lines(joining) if line.startswith("round")]
+    known = status_lines(joining.model_copy(update={"target_total_tokens": 8_000_000}))
+    assert "round: not known yet, 8,000,000 tokens in all" in known
+    assert "0%" not in "".join(known)

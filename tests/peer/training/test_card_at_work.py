@@ -7,10 +7,12 @@ import torch
 
 from peer.training import card_at_work as module
 from peer.training.card_at_work import CardAtWork
-from peer.training.local_training import LocalTrainer
+from peer.training.local_training import LocalTrainer, card_at_work
 from peer.training.plan.card_memory_core import flops_per_token, whole_load
 from peer.training.plan.card_plan import FLOAT32, CardPlan, Switch, Wishes
 from peer.training.plan.cards_core import Card
+from peer.training.plan.layout import Mesh
+from peer.training.plan.plan_core import expected_bytes
 from protocol.run.training_sections import InnerSection
 from tests.peer.training.plan.test_plan_core import MODELS, RTX_3060
 from tests.peer.training_world import MODEL, training_plan
@@ -43,6 +45,19 @@ def test_a_given_plan_is_kept_and_the_reason_is_its_own(rtx_3060: Card) -> None:
     card = CardAtWork(CPU, whole_load(MODELS["350M"]), INNER, Wishes(), given=given)
     assert card.plan == given
     assert "activations computed again" in card.report(1).reason
+
+
+def test_a_rank_chooses_for_its_part_of_a_model_that_no_card_holds_alone(tmp_path: Path, rtx_3060: Card) -> None:
+    mesh = Mesh(shard=4)
+    load = whole_load(MODELS["1B"])
+    alone, rank = CardAtWork(CPU, load, INNER, Wishes()), CardAtWork(CPU, load, INNER, Wishes(), mesh=mesh)
+    assert alone.plan.offload != "none"
+    assert rank.plan.offload == "none"
+    assert rank.report(1).expected_bytes == expected_bytes(rtx_3060, load, INNER, 1, rank.plan, mesh)
+    assert "not expected to fit" not in rank.report(0).reason
+    plan = training_plan(tmp_path)
+    ranks = plan.model_copy(update={"mesh": mesh})
+    assert card_at_work(ranks, CPU).report(1).expected_bytes < card_at_work(plan, CPU).report(1).expected_bytes
 
 
 def test_the_owners_wishes_and_limit_reach_the_plan(rtx_3060: Card) -> None:

@@ -244,3 +244,16 @@ def test_an_expert_with_text_of_its_own_is_trained_and_measured_on_that(tmp_path
     assert trainer.evaluate(theta_N) == pytest.approx(sum(each) / 2)
     longer = LocalTrainer(trainer.plan.model_copy(update={"expert_heldout_bytes_per_token": (2.0, 4.0)}))
     assert [longer.evaluate(theta_N, expert) for expert in (0, 2)] == [each[0] / 2, each[1] / 4]
+
+
+def test_an_island_takes_each_stride_th_data_position(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    island = _trainer(plan.model_copy(update={"stride": 3, "first_step": 7}))
+    first = island.step()
+    after_first_N = island.theta()
+    second = island.step()
+    assert (first.step, second.step, island.steps_ready()) == (10, 13, 2)
+    assert _trainer(plan.model_copy(update={"first_step": 7})).step().loss_nats == first.loss_nats
+    at_ten = _trainer(plan.model_copy(update={"first_step": 10}))
+    at_ten.load(after_first_N, 0)
+    assert at_ten.step().loss_nats == second.loss_nats

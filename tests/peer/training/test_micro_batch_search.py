@@ -72,6 +72,30 @@ def test_what_does_not_fit_in_memory_ends_the_search(
     assert trainer.find_micro_batch() == found
 
 
+def test_sizes_are_tried_with_the_passes_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that keep whole layers hold whole gradients until the last pass of a step."""
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 8), micro_batch=0)
+    trainer = LocalTrainer(plan)
+    passes: list[bool] = []
+    monkeypatch.setattr(trainer._replica, "begin_pass", lambda *, is_last: passes.append(is_last))
+    trainer.find_micro_batch()
+    assert passes == [False, False, True, *(True,) * 3], "of 4 sequences, then of all 8 at once"
+
+
+def test_the_owners_limit_counts_the_other_islands_that_search_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def may_double(_most: int, _later: int, _before: MemoryUse, _after: MemoryUse, *, num_processes: int) -> bool:
+        told.append(num_processes)
+        return False
+
+    monkeypatch.setattr(micro_batch_search, "may_double", may_double)
+    LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1 << 40, stride=3)).find_micro_batch()
+    assert told == [3]
+
+
 def test_another_error_in_the_search_is_not_taken_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0))
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import resource
 import socket
 import tempfile
 
@@ -17,6 +19,7 @@ from peer.training.worker_channel import (
     Reply,
     SharedVectors,
     frame,
+    is_readable,
     mapping_bytes,
     parse_event,
     read_message,
@@ -122,3 +125,17 @@ def test_an_area_takes_memory_from_being_written_until_it_is_emptied_whoever_loo
         )  # 0 where it cannot be done
         theirs.view(Area.OUT)[7] = 3.0
         assert ours.read(Area.OUT)[7] == 3.0
+
+
+def test_a_message_is_seen_on_a_descriptor_of_any_number() -> None:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = 1500 if most > 1600 else most - 50
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, number)) as high:
+        assert high.fileno() >= number
+        assert not is_readable(high, 0.0)
+        ours.sendall(frame(PROGRESS))
+        assert is_readable(high, None)
+        assert read_message(high) is not None
+        ours.close()
+        assert is_readable(high, None), "the end of the channel is seen, too"

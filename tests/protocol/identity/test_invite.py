@@ -135,3 +135,10 @@ def test_a_certificate_of_another_kind_is_carried_whole() -> None:
     ours = make_ca(b"a" * 32, now_unix_s=1_700_000_000.0).certificate_der
     other = replace(INVITE, ca_certificate_der=ours.replace(b"run authority", b"RUN authority"))
     assert decode_invite(other.encode()) == other
+
+
+def test_the_whole_line_that_the_host_prints_is_an_invite_with_its_command() -> None:
+    assert decode_invite(f"    potluck join {INVITE.encode()}\n") == INVITE
+    assert decode_invite(f"$ potluck join {INVITE.encode()}") == INVITE
+    with pytest.raises(ConfigError, match="begins with"):
+        decode_invite(f"potluck leave {INVITE.encode()}")

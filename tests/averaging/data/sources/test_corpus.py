@@ -122,3 +122,16 @@ def test_prose_is_not_trained_on_even_if_both_patterns_match_it(tmp_path: Path) 
     assert [path.name for path in matching_files("**/*.txt", tmp_path, left_out="prose/*.txt")] == ["a.txt", "b.txt"]
     with pytest.raises(ConfigError, match=r"data\.prose '\*\*/\*' matches all files of data\.glob"):
         text_documents("**/*.txt", 2, tmp_path, "**/*")
+
+
+def test_an_empty_file_is_no_document_and_is_never_the_text_to_evaluate_on(tmp_path: Path) -> None:
+    for name, text in (("a", "some"), ("b", "text"), ("z", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    documents = text_documents("*.txt", 1_000, tmp_path)
+    assert [(each.name, each.is_heldout) for each in documents] == [("a.txt", False), ("b.txt", True)]
+    (tmp_path / "b.txt").write_text("")
+    with pytest.raises(ConfigError, match="matches one file that is not empty"):
+        text_documents("*.txt", 1_000, tmp_path)
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(ConfigError, match="matches no file that is not empty"):
+        text_documents("*.txt", 1_000, tmp_path)

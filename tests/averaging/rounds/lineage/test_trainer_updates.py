@@ -106,8 +106,9 @@ async def test_a_commit_moves_the_anchor_and_theta_and_spends_what_it_counted(au
 async def test_a_commit_within_the_delay_is_mixed_into_theta_and_a_later_one_leaves_all_work(
     autojump_clock: Clock,
 ) -> None:
-    for tokens_since, alpha in ((30, 0.25), (31, 1.0)):
+    for tokens_since, replicas, alpha in ((30, 1, 0.25), (31, 1, 1.0), (60, 2, 0.25), (61, 2, 1.0)):
         async with _scene(mixing=Mixing(0.25, 30)) as scene:
+            scene.trainer.num_replicas = replicas
             mine = scene.offer()
             scene.trainer.theta_N = scene.trainer.theta_N + 0.5
             scene.trainer.tokens += tokens_since

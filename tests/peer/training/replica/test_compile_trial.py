@@ -31,7 +31,7 @@ _PRETENDED = """
 import sys
 from averaging.models.family import call_layer
 from peer.training.replica import compile_trial, compiling
-compiling._compiled = lambda: call_layer
+compiling._compiled = lambda _call: call_layer
 sys.exit(compile_trial.main())
 """
 

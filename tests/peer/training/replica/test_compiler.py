@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -26,9 +27,11 @@ class Trials:
 
     def __init__(self, reason: str = "") -> None:
         self.reason, self.number = reason, 0
+        self.command: list[str] = []
 
     def __call__(self, command: list[str], within_s: float) -> str:
         self.number += 1
+        self.command = command
         return self.reason
 
 
@@ -119,6 +122,42 @@ def test_a_process_that_ended_while_it_compiled_does_not_compile_when_it_is_back
     assert "the training process ended while it compiled" in Compiler(tmp_path).prepared(PLAN, MODEL, CPU)[1]
     compiling.__exit__(None, None, None)
     assert Compiler(tmp_path).prepared(PLAN, MODEL, CPU) == (PLAN, "")
+
+
+def test_a_process_heeds_no_mark_of_another_that_compiles_beside_it(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Compiler(tmp_path, process="cuda:0-0"), Compiler(tmp_path, process="cuda:1-0")
+    with first.watched():
+        assert second.prepared(PLAN, MODEL, CPU) == (PLAN, "")
+        with second.watched():
+            pass
+        (tmp_path / "inductor").mkdir()
+        (tmp_path / "inductor" / "now").write_bytes(bytes(100))
+        monkeypatch.setattr(compiler_module, "MOST_CACHE_BYTES", 99)
+        second.prepared(PLAN, MODEL, CPU)
+        assert (tmp_path / "inductor" / "now").exists(), "it is in use"
+        again = Compiler(tmp_path, process="cuda:0-0")
+        assert not again.prepared(PLAN, MODEL, CPU)[0].is_compiled
+    assert again.prepared(PLAN, MODEL, CPU) == (PLAN, "")
+
+
+def test_the_end_of_another_rank_while_layers_are_compiled_says_nothing_of_the_compiler(
+    trials: Trials, tmp_path: Path
+) -> None:
+    def ends_beside_another() -> None:
+        with Compiler(tmp_path).watched(is_of_others=lambda error: "by peer" in str(error)):
+            assert Compiler(tmp_path).prepared(PLAN, MODEL, CPU) == (PLAN, ""), "it may be killed after another"
+            raise RuntimeError("gloo: Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        ends_beside_another()
+    assert Compiler(tmp_path).prepared(PLAN, MODEL, CPU) == (PLAN, "")
+
+
+def test_the_card_itself_is_tried(trials: Trials, tmp_path: Path) -> None:
+    Compiler(tmp_path).prepared(PLAN, MODEL, torch.device("cpu", 3))
+    assert json.loads(trials.command[-1])["device"] == "cpu:3"
 
 
 def test_memory_that_ran_out_says_nothing_of_the_compiler(trials: Trials, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Pretended:
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pretended], Pretended]:
     def put(pretended: Pretended) -> Pretended:
-        monkeypatch.setattr(compiling, "_compiled", lambda: pretended)
+        monkeypatch.setattr(compiling, "_compiled", lambda _call: pretended)
         return pretended
 
     return put

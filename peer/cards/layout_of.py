@@ -1,0 +1,75 @@
+"""The layout of this peer's cards for one run, before its trainer is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from peer.cards.own_cards import OwnCards
+from peer.machine.torch_extras import has_torchao, why_no_compiler
+from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
+from peer.training.plan.layout import Layout, World
+from peer.training.plan.layout_core import LayoutChoice, SplitRules, Task, choose_layout
+from peer.training.plan.owned_cards_core import LeftOut
+from peer.training.plan.plan_core import Limits, allows_int8
+from peer.training.plan.split_core import why_no_context, why_no_tensor
+from protocol.run.manifest import RunConfig
+
+
+def layout_of(own: OwnCards, config: PeerConfig, run: RunConfig, experts: Sequence[int] = ()) -> LayoutChoice:
+    """How the cards train this run.
+
+    Args:
+        experts: those held here.
+
+    Raises:
+        ConfigError: the wished split does not suit the model or the cards.
+    """
+    if not own.cards:
+        return _without_cards(own)
+    if run.stages is not None:
+        return _of_stage(own)
+    found = choose_layout(own.cards, task_of(config, run, experts, own.cards[0].card.kind), config.split, own.links)
+    return _with_left_out(found, own.left_out)
+
+
+def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: str) -> Task:
+    """The run's model within this machine's limits, on cards of this kind."""
+    has_compiler = not why_no_compiler("cpu" if kind == "cpu" else "cuda")
+    may_be_int8 = allows_int8(run.inner) and has_compiler and has_torchao()
+    return Task(
+        _load(run, experts),
+        run.inner,
+        config.wishes,
+        Limits(whole_bytes(config.max_gpu_memory_gb), has_compiler, may_be_int8),
+        SplitRules(why_no_context, partial(why_no_tensor, mixture=run.mixture)),
+        config.max_gpu_celsius,
+    )
+
+
+def _load(run: RunConfig, experts: Sequence[int]) -> CardLoad:
+    if run.mixture is not None:
+        return experts_load(run.model, run.mixture, tuple(experts) or (0,))
+    return whole_load(run.model)
+
+
+def _without_cards(own: OwnCards) -> LayoutChoice:
+    """One device, found by the training process; the CPU where the machine's cards are all left out."""
+    if not own.are_all_left_out:
+        return LayoutChoice(Layout(), ())
+    layout = Layout(worlds=(World(devices=("cpu",)),), reason="on the CPU: every card of this machine is left out")
+    return LayoutChoice(layout, (), own.left_out)
+
+
+def _of_stage(own: OwnCards) -> LayoutChoice:
+    """A stage is held by one card: the one with most memory."""
+    card = max(own.cards, key=lambda card: card.card.memory_bytes)
+    others = tuple(LeftOut(other, "a stage takes one card") for other in own.cards if other is not card)
+    return LayoutChoice(Layout(worlds=(World(devices=(card.device,)),)), ((card,),), (*own.left_out, *others))
+
+
+def _with_left_out(found: LayoutChoice, before: tuple[LeftOut, ...]) -> LayoutChoice:
+    """The choice, and its rival, with the cards that were left out before it."""
+    rival = None if found.rival is None else _with_left_out(found.rival, before)
+    return LayoutChoice(found.layout, found.cards, (*before, *found.left_out), rival, found.plans)

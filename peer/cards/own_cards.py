@@ -1,0 +1,94 @@
+"""The cards that this peer takes of its machine, for as long as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+import torch
+
+from averaging.system.machine_limits import read_memory
+from peer.cards.all_cards import MachineCards, cpu_cards, read_all_cards
+from peer.cards.card_locks import CardLocks, lock_folder
+from peer.settings.config import PeerConfig
+from peer.training.plan.gpus_core import ALL, AUTO, check_device, parse_gpus
+from peer.training.plan.layout_core import Links
+from peer.training.plan.owned_cards_core import LeftOut, OwnedCard, Taken, take
+from protocol.errors import MachineError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCards:
+    """The cards to train on.
+
+    Attributes:
+        cards: none where the training process finds its only device by itself, or where all are left out.
+        left_out: cards that do not train, and why.
+        links: of all cards of the machine.
+    """
+
+    cards: tuple[OwnedCard, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    links: Links = field(default_factory=Links)
+
+    @property
+    def are_all_left_out(self) -> bool:
+        """Whether the machine has cards, and none of them trains."""
+        return bool(self.left_out) and not self.cards
+
+
+@contextmanager
+def own_cards(
+    config: PeerConfig,
+    device: torch.device,
+    read: Callable[[], MachineCards] = read_all_cards,
+    num_seen: Callable[[], int] = torch.cuda.device_count,
+) -> Iterator[OwnCards]:
+    """Take the cards that the owner wishes. In the block no other peer of this user takes them.
+
+    A machine with one card, or none, is not asked: its training process finds its device by itself.
+
+    Args:
+        device: that the setting `device` means here.
+        read: reads all cards. Blocks for seconds.
+        num_seen: how many cards torch sees.
+
+    Raises:
+        ConfigError: cards are named that cannot be meant. MachineError: a named card is not there or cannot train.
+    """
+    names = parse_gpus(config.gpus)
+    check_device(names, "cpu" if config.device == "cpu" else "mps" if device.type == "mps" else "cuda")
+    is_named, is_auto = names not in ((AUTO,), (ALL,)), names == (AUTO,)
+    if config.device == "cpu" and is_named:
+        yield OwnCards(cpu_cards([int(name) for name in names], read_memory().total_bytes))
+    elif device.type != "cuda" and is_named:
+        take((), names)
+    elif config.reduce_only or device.type != "cuda" or (is_auto and num_seen() < 2):
+        yield OwnCards()
+    else:
+        locks = CardLocks(lock_folder())
+        try:
+            yield _taken(read(), names, locks, must_be_card=config.device == "cuda")
+        finally:
+            locks.close()
+
+
+def _taken(found: MachineCards, names: tuple[str, ...], locks: CardLocks, *, must_be_card: bool) -> OwnCards:
+    wanted = take(found.cards, names)
+    in_use = locks.take(card.uuid for card in wanted.cards)
+    taken = take(found.cards, names, in_use)
+    for out in taken.left_out:
+        log.info("card_left_out", card=out.card.number, name=out.card.card.name, reason=out.reason)
+    if not taken.cards and must_be_card:
+        raise MachineError(
+            f"no card can train: {_reasons(taken)}", "a free card", "see potluck doctor, or train with --device auto"
+        )
+    return OwnCards(taken.cards, taken.left_out, found.links)
+
+
+def _reasons(taken: Taken) -> str:
+    return "; ".join(f"{out.card.words}: {out.reason}" for out in taken.left_out) or "torch sees none"

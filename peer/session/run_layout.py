@@ -1,0 +1,75 @@
+"""The layout of a peer's cards for its run: chosen by what is known of the cards, and timed where two fit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+import torch
+
+from averaging.network.seams.offload import ThreadOffload
+from peer.cards.card_status import watched_cards
+from peer.cards.layout_of import layout_of, task_of
+from peer.cards.layout_speeds import LayoutSpeeds
+from peer.cards.layout_trial import Trial, settle_by_trial
+from peer.session.session import PeerSession
+from peer.training.islands.open_trainer import open_trainer
+from peer.training.peer_trainer import PeerTrainer
+from peer.training.plan.layout import Layout
+from peer.training.training_plan import TrainingPlan
+from protocol.run.manifest import RunConfig
+
+log = structlog.get_logger()
+
+
+async def run_layout(
+    life: PeerSession, run: RunConfig, plan: TrainingPlan | None, anchor_N: torch.Tensor | None, experts: Sequence[int]
+) -> Layout:
+    """The layout to train with. The board and the sensors know its cards from then on.
+
+    Args:
+        plan: of the whole peer, None for a stage.
+        anchor_N: (N,) float32, where a trial begins; None for a stage.
+
+    Raises:
+        ConfigError: the owner's split does not suit the model or the cards.
+    """
+    offload, board = ThreadOffload(), life.board
+    choice = await offload.run(partial(layout_of, board.own_cards, life.config, run, experts))
+    if choice.rival is not None and plan is not None and anchor_N is not None and not plan.is_paused:
+        board.say("catching up", "two ways to train on these cards are timed")
+        task = task_of(life.config, run, experts, choice.cards[0][0].card.kind)
+        speeds = LayoutSpeeds(life.config.state_dir)
+        trial = Trial(partial(_open, plan, anchor_N), speeds, lambda: life.controls.decision.may_compute, offload)
+        choice = await settle_by_trial(choice, task, trial)
+    board.layout, watched = choice, watched_cards(choice)
+    board.machine.watches = lambda: watched
+    if choice.layout.reason:
+        log.info("layout", reason=choice.layout.reason)
+        print(f"cards: {choice.layout.reason}", flush=True)
+    return choice.layout
+
+
+@asynccontextmanager
+async def trainer_on_cards(
+    life: PeerSession, run: RunConfig, plan: TrainingPlan, anchor_N: torch.Tensor
+) -> AsyncIterator[PeerTrainer]:
+    """A running trainer on this peer's cards that begins at `anchor_N`, (N,) float32. The board and the sensors know its cards.
+
+    Raises:
+        ConfigError: as `run_layout`.
+    """
+    layout, board = await run_layout(life, run, plan, anchor_N, plan.experts), life.board
+    async with open_trainer(plan, layout, anchor_N, life.worker) as trainer:
+        board.machine.trains_on = lambda: trainer.card
+        board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
+        yield trainer
+
+
+@asynccontextmanager
+async def _open(plan: TrainingPlan, anchor_N: torch.Tensor, layout: Layout) -> AsyncIterator[PeerTrainer]:
+    """A trainer that begins at the anchor and leaves nothing behind."""
+    async with open_trainer(plan.model_copy(update={"moments_file": None}), layout, anchor_N) as trainer:
+        yield trainer

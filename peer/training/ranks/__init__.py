@@ -1,0 +1,1 @@
+"""One replica over several cards: a process on each, which take every step together."""

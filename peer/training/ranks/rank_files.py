@@ -1,0 +1,21 @@
+"""The files that each rank keeps for itself. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peer.training.ranks.rank_group import RankGroup
+
+
+def moments_path(path: Path, group: RankGroup) -> Path:
+    """The file of this rank's moments: `moments-0-of-2.safetensors` beside the one of a process alone."""
+    if group.size == 1:
+        return path
+    return path.with_name(f"{path.stem}-{group.rank}-of-{group.size}{path.suffix}")
+
+
+def part_of_rank(group: RankGroup) -> str:
+    """The part of every parameter that this rank holds, in words; empty for all of it."""
+    if group.size == 1:
+        return ""
+    return f"rank {group.rank} of {group.mesh.shard} x {group.mesh.tensor}"

@@ -1,0 +1,67 @@
+"""Two ranks of one replica as real processes: the end of one is the end of both and a new life of both.
+
+Shown are a rank in the midst of a collective, at a socket between ranks, at the daemon's command, and the one that leads and the one
+that follows. `python -m tests.contract.rank_deaths` goes through all points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from peer.training import trainer as trainer_module
+from protocol.run.training_sections import InnerSection
+from tests.contract.rank_deaths import doomed_ranks, plan_of_two, training_ranks
+from tests.peer.training_world import BATCH_TOKENS
+
+INNER_OF_MANY = InnerSection(learning_rate=0.01, batch_tokens=4 * BATCH_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def doom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with doomed_ranks(tmp_path_factory.mktemp("doom")) as file:
+        yield file
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reasons of all ends, as they are logged."""
+    found: list[str] = []
+
+    def tell(event: str, **facts: str) -> None:
+        found.append(facts["reason"])
+
+    monkeypatch.setattr(trainer_module.log, "warning", tell, raising=False)
+    return found
+
+
+async def test_a_rank_that_is_killed_or_frozen_takes_the_other_with_it_and_both_begin_anew(
+    tmp_path: Path, doom: Path, told: list[str]
+) -> None:
+    async with training_ranks(plan_of_two(tmp_path), doom) as ranks:
+        await ranks.strike(0, "backward", "kill")
+        await ranks.assert_anew()
+        await ranks.strike(1, "snapshot", "kill")
+        await ranks.strike(1, "optimizer", "freeze")
+        assert told[-1].startswith("card 1: the training process did not answer")
+        await ranks.strike(0, "between", "freeze")
+        assert told[-1].startswith("card 0: the training process did not answer")
+        await ranks.assert_anew()
+
+
+async def test_a_rank_that_runs_out_of_memory_moves_both_to_the_next_plan_and_is_named(
+    tmp_path: Path, doom: Path, told: list[str]
+) -> None:
+    plan = plan_of_two(tmp_path, inner=INNER_OF_MANY, micro_batch=4)
+    async with training_ranks(plan, doom) as ranks:
+        for turn, point in enumerate(("backward", "step", "evaluation")):
+            await ranks.strike(turn % 2, point, "memory")
+        await ranks.until_tokens()
+        states = ranks.trainer.cards
+    assert told[:2] == [f"card {rank}: out of memory: the micro-batch is now {size}" for rank, size in ((0, 2), (1, 1))]
+    assert told[2].startswith("card 0:")
+    assert "activations partly computed again" in told[2]
+    plans = {state.report.plan if state.report is not None else None for state in states}
+    assert len(plans) == 1, "all ranks train by the same plan"

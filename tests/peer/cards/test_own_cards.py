@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from peer.cards.all_cards import MachineCards
+from peer.cards.layout_of import layout_of
+from peer.cards.own_cards import OwnCards, own_cards
+from peer.settings.config import PeerConfig
+from peer.training.plan.cards_core import Card
+from peer.training.plan.layout import Layout
+from peer.training.plan.owned_cards_core import OwnedCard
+from protocol.errors import ConfigError, MachineError
+from tests.peer.checks.test_known_runs import MANIFEST
+from tests.protocol.run.test_pipeline_section import pipeline_run
+
+RTX = Card("cuda", "NVIDIA GeForce RTX 3060", 12 << 30, (8, 6))
+CARDS = MachineCards(tuple(OwnedCard(number, RTX, f"GPU-{number}") for number in range(2)))
+RUN = MANIFEST.config
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def _never() -> NoReturn:
+    raise AssertionError("read although nothing is to be chosen")
+
+
+def _numbers(own: OwnCards) -> list[int]:
+    return [card.number for card in own.cards]
+
+
+def test_a_machine_with_one_card_or_none_is_not_asked() -> None:
+    for device, seen in ((CPU, 0), (torch.device("mps"), 0), (CUDA, 1)):
+        with own_cards(PeerConfig(), device, _never, partial(int, seen)) as own:
+            assert own == OwnCards()
+            assert layout_of(own, PeerConfig(), RUN).layout == Layout()
+    with own_cards(PeerConfig(reduce_only=True), CUDA, _never, lambda: 2) as own:
+        assert own == OwnCards()
+
+
+def test_the_second_peer_leaves_the_first_ones_cards_out_or_is_refused_by_name() -> None:
+    def read() -> MachineCards:
+        return CARDS
+
+    with own_cards(PeerConfig(gpus="1"), CUDA, read, lambda: 2) as first:
+        assert _numbers(first) == [1]
+        with own_cards(PeerConfig(), CUDA, read, lambda: 2) as second:
+            assert _numbers(second) == [0]
+            assert [out.reason for out in second.left_out] == ["another peer trains on it"]
+            with pytest.raises(MachineError, match=r"card 0 .* another peer trains on it"):
+                own_cards(PeerConfig(gpus="0,1"), CUDA, read, lambda: 2).__enter__()
+            with own_cards(PeerConfig(), CUDA, read, lambda: 2) as third:
+                found = layout_of(third, PeerConfig(), RUN)
+                assert found.layout.worlds[0].devices == ("cpu",)
+                assert "every card of this machine is left out" in found.layout.reason
+            with pytest.raises(MachineError, match="no card can train: card 0"):
+                own_cards(PeerConfig(device="cuda"), CUDA, read, lambda: 2).__enter__()
+    with own_cards(PeerConfig(), CUDA, read, lambda: 2) as later:
+        assert _numbers(later) == [0, 1]
+
+
+def test_numbers_on_the_cpu_are_processes_there() -> None:
+    with own_cards(PeerConfig(device="cpu", gpus="0,1"), CPU, _never) as own:
+        found = layout_of(own, PeerConfig(device="cpu", gpus="0,1"), RUN)
+    assert [world.devices for world in found.layout.worlds] == [("cpu",), ("cpu",)]
+    assert found.rival is None
+
+
+def test_cards_that_cannot_be_meant_are_refused_in_a_line() -> None:
+    with pytest.raises(ConfigError, match="a Mac has one card"):
+        own_cards(PeerConfig(gpus="0"), torch.device("mps"), _never).__enter__()
+    with pytest.raises(MachineError, match="card 0 is not there; expected one of: none"):
+        own_cards(PeerConfig(gpus="0,1"), CPU, _never).__enter__()
+    with pytest.raises(MachineError, match="card 7 is not there"):
+        own_cards(PeerConfig(gpus="0,7"), CUDA, lambda: CARDS, lambda: 2).__enter__()
+
+
+def test_a_stage_takes_the_largest_card_alone() -> None:
+    large = OwnedCard(1, Card("cuda", "NVIDIA GeForce RTX 4090", 24 << 30, (8, 9)))
+    found = layout_of(OwnCards((CARDS.cards[0], large)), PeerConfig(), pipeline_run())
+    assert [world.devices for world in found.layout.worlds] == [("cuda:1",)]
+    assert [out.reason for out in found.left_out] == ["a stage takes one card"]
