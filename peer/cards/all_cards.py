@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import structlog
 
-from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 from peer.machine.card import find_card
 from peer.machine.card_faults import card_fault
-from peer.machine.rocm import rocm_environment
+from peer.machine.torch_child import ask_torch
 from peer.training.plan.cards_core import Card
 from peer.training.plan.layout_core import Links
 from peer.training.plan.owned_cards_core import OwnedCard
@@ -43,17 +42,7 @@ def read_all_cards(limit_s: float = ASK_WITHIN_S, program: str = ASK_TORCH) -> M
         MachineError: torch does not tell.
     """
     try:
-        done = subprocess.run(
-            python_command("-c", program),
-            stdin=subprocess.DEVNULL,
-            env={**child_environment(), **rocm_environment()},
-            cwd=CHILD_FOLDER,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
+        done = ask_torch(program, limit_s)
     except subprocess.TimeoutExpired as error:
         raise _untold(f"no answer within {limit_s:g} s") from error
     except OSError as error:

@@ -20,7 +20,6 @@ from typing import Final, TypeVar
 
 from averaging.release import installed_release
 from averaging.system import machine_limits
-from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 from peer.cards.all_cards import MachineCards, cards_of, with_driver
 from peer.checks.machine_core import (
     Card,
@@ -37,7 +36,7 @@ from peer.checks.machine_core import (
     Versions,
 )
 from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
-from peer.machine.rocm import rocm_environment
+from peer.machine.torch_child import ask_torch
 from protocol.errors import MachineError
 from protocol.estimates.estimates import run_size
 from protocol.identity.key_disk import missing_on_disk
@@ -177,17 +176,7 @@ def has_nvidia_on_bus(devices: Path) -> bool:
 def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> Torch | NoTorch | Unread:
     """Ask torch in a separate process."""
     try:
-        done = subprocess.run(
-            python_command("-c", program),
-            stdin=subprocess.DEVNULL,
-            env={**child_environment(), **rocm_environment()},
-            cwd=CHILD_FOLDER,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
+        done = ask_torch(program, limit_s)
     except subprocess.TimeoutExpired:
         return Unread(f"no answer within {limit_s:g} s")
     except OSError as error:
