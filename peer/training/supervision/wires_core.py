@@ -15,7 +15,7 @@ LEAST_SHARED_BYTES: Final = 1 << 28
 """Of /dev/shm: about 10 MB for each pair of cards and channel."""
 
 _NO_SHARED: Final = "/dev/shm has {megabytes} MB, too little for NCCL"
-_NO_PEERS: Final = "the driver lets these cards not reach each other's memory"
+_NO_PEERS: Final = "the driver does not let these cards reach each other's memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,10 +147,9 @@ def test_folder_without_a_run_and_glob_without_files_are_named(run_file: Path, t
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
 
 
-@pytest.mark.parametrize("text", ["s", "short"])
-def test_text_without_one_window_is_refused_with_the_numbers(run_file: Path, tmp_path: Path, text: str) -> None:
+def test_text_without_one_window_is_refused_with_the_numbers(run_file: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "texts").iterdir():
-        path.write_text(text)
+        path.write_text("short")
     path.write_text("long enough to hold a window, " * 9)
     with pytest.raises(ConfigError, match=r"text has \d+ tokens; expected at least 9"):
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
