@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import shutil
+import tempfile
 from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +36,14 @@ def log_settings() -> Generator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture
+def short_path() -> Generator[Path]:
+    """An empty folder for unix sockets, whose paths have at most about a hundred letters; `tmp_path` names the test."""
+    folder = Path(tempfile.mkdtemp(prefix="potluck-test-"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -49,11 +49,10 @@ def _run_file(folder: Path, toml: str, files: dict[str, bytes]) -> Path:
             {"words.router": _router(2)[:-5]},
             r"\d+ bytes after .*; expected \d+ of 2 .*; correct experts\.router",
         ),
-        (RUN_TOML, {"x.md": b""}, r"x\.md is empty; expected some text; leave it out"),
         (RUN_TOML, {"x.md": b" \n\n"}, r"x\.md is empty; expected some text; leave it out"),
         (RUN_TOML, {"x.md": b"\xff\xfe" * 40}, r"x\.md is no text; expected UTF-8; leave it out"),
     ],
-    ids=["no router", "router of others", "cut router", "empty", "blank", "bytes"],
+    ids=["no router", "router of others", "cut router", "blank", "bytes"],
 )
 def test_a_run_of_a_wrong_router_or_document_is_not_opened(
     tmp_path: Path, forked: Forked, toml: str, files: dict[str, bytes], said: str

@@ -20,6 +20,7 @@ from peer.training import trainer as trainer_module
 from peer.training import training_process, worker_process
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.card_report import CardReport
+from peer.training.plan.layout import Mesh, World
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.worker_channel import Failed, OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
@@ -204,7 +205,7 @@ async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_st
         event = parse_event(data)
         return event.model_copy(update={"is_final": True}) if isinstance(event, OutOfMemory) else event
 
-    monkeypatch.setattr(trainer_module, "parse_event", on_a_card)
+    monkeypatch.setattr(training_process, "parse_event", on_a_card)
     anchor_N = genesis_anchor(model_schema(MODEL), 1)
     plan = training_plan(tmp_path, micro_batch=1, max_gpu_memory_bytes=1_500_000_000)
     async with open_worker_trainer(plan, anchor_N) as trainer:
@@ -290,6 +291,38 @@ async def test_a_card_that_fails_at_each_start_is_left_for_the_cpu(
         assert (trainer._next_plan().device, trainer._next_plan().card_plan) == ("cpu", None)
         trainer._take(trainer._begun(0, 1).model_copy(update={"card": ""}))
         assert trainer.progress().reason == "on the CPU: a kernel on the card failed"
+
+
+@pytest.mark.parametrize(("cause", "lives"), [(GONE, 1), (FAULT, MOST_CARD_FAULTS)])
+async def test_a_card_that_a_replica_lost_for_good_is_left_out_and_the_others_go_on(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path, cause: Failed, lives: int
+) -> None:
+    plan = training_plan(tmp_path, mesh=Mesh(shard=3), device="cuda:0", card_plan=CardPlan(precision="bf16"))
+    devices = ("cuda:0", "cuda:1", "cuda:2")
+    trainer = WorkerTrainer(plan, genesis_anchor(model_schema(MODEL), 1), devices=devices)
+    worlds = {
+        ("cuda:0", "cuda:2"): World(devices=("cuda:0", "cuda:2"), mesh=Mesh(shard=2)),
+        ("cuda:2",): World(devices=("cuda:2",)),
+        (): World(devices=("cpu",)),
+    }
+    trainer.without = worlds.get
+    steps = (1, 0, 0)  # the place of the card that is lost, of those that are left
+    then = [("cuda:0", 2), ("cuda:2", 1), ("cpu", 1)]
+    try:
+        for rank, (device, num_ranks) in zip(steps, then, strict=True):
+            before = trainer._next_plan().mesh
+            for life in range(lives):
+                assert trainer._next_plan().mesh == before, f"after {life} lives"
+                trainer._take(trainer._begun(5, 4).model_copy(update={"card": "GPU-0"}))
+                trainer._note_death(cause, rank)
+            found = trainer._next_plan()
+            assert (found.device, found.mesh.num_ranks, found.micro_batch) == (device, num_ranks, 0)
+            assert "going on without it on" in trainer.progress().reason
+        assert [bool(card.left_out) for card in trainer.cards] == [True] * 3
+        trainer._take(trainer._begun(5, 1).model_copy(update={"card": ""}))
+        assert trainer.progress().reason == f"on the CPU: {cause.reason}"
+    finally:
+        trainer.close()
 
 
 async def test_steps_that_were_not_taken_are_counted_over_lives_and_told_ever_more_rarely(

@@ -32,7 +32,6 @@ LIMIT_S = 500.0
 _MOST_BYTES: Final = 1 << 12
 _IMPORTED: Final = (
     "torch.distributed.fsdp",
-    "torch._dynamo",
     "tests.peer.training.ranks.ranked_world",
     "tests.peer.training.ranks.split_checks",
 )

@@ -27,6 +27,7 @@ from peer.training.plan.layout import Mesh
 from peer.training.ranks.rank_files import moments_path
 from peer.training.ranks.rank_group import RankGroup, meet
 from peer.training.ranks.ranked_replica import RankedReplica
+from peer.training.ranks.sharding import call_inside
 from peer.training.replica import compiling
 from peer.training.replica.compiler import Compiler
 from peer.training.training_plan import TrainingPlan
@@ -172,9 +173,9 @@ def gradients(trainer: LocalTrainer) -> Found:
 
 
 def updates(trainer: LocalTrainer) -> Found:
-    """Of six clipped steps."""
+    """Of three clipped steps."""
     anchor_N = _loaded(trainer)
-    for _ in range(6):
+    for _ in range(3):
         trainer.step()
     return {"update": _flat_update(trainer, anchor_N), "same last loss": torch.tensor(trainer.counters.loss_nats)}
 
@@ -277,11 +278,14 @@ def compiled(trainer: LocalTrainer) -> Found:
     def fail(*_given: object) -> torch.Tensor:
         raise RuntimeError("no such operation")
 
+    eager = trainer._replica._run_layers_by(call_inside)
+    trainer._replica._run_layers_by(eager)
     with mock.patch.object(compiling, "_compiled", return_value=run):
         trainer.compile_layers()
         found = {"gradient": _gradients(trainer)}
     assert calls
     assert trainer.compile_note == ""
+    trainer._replica._run_layers_by(eager)
     with mock.patch.object(compiling, "_compiled", return_value=run if trainer.group.rank else fail):
         trainer.compile_layers()
     assert "compiler failed" in trainer.compile_note
@@ -311,7 +315,8 @@ def paused(trainer: LocalTrainer) -> Found:
         counted = mock.patch.object(trainer._replica, "backward", count)
         # a pause that is obeyed gives memory back; then this rank is told to stop
         stopped = mock.patch.object(trainer, "give_back_memory", partial(order, "stop", 2))
-        with counted, stopped:
+        collected = mock.patch.object(worker, "_collect_garbage")  # else none would be in this process from then on
+        with counted, stopped, collected:
             worker.run()
     assert trainer.counters.step == trainer.plan.first_step, "the step was given up"
     return {"same late": torch.tensor(begun[0] - at_order[0])}

@@ -38,8 +38,8 @@ def _agreed(folder: Path, plans: list[CardPlan]) -> list[CardPlan]:
         (RICH.model_copy(update={"offload": "moments"}), RICH.model_copy(update={"offload": "moments"})),
     ],
 )
-def test_ranks_compute_as_the_card_that_can_do_least(tmp_path: Path, other: CardPlan, agreed: CardPlan) -> None:
-    assert _agreed(tmp_path, [RICH, other, RICH]) == [agreed] * 3
+def test_ranks_compute_as_the_card_that_can_do_least(short_path: Path, other: CardPlan, agreed: CardPlan) -> None:
+    assert _agreed(short_path, [RICH, other, RICH]) == [agreed] * 3
 
 
 def test_one_card_keeps_its_plan() -> None:

@@ -31,31 +31,31 @@ def _wait_for_ever(group: RankGroup) -> None:
         group.wait()
 
 
-def test_the_first_ranks_bytes_reach_everybody(tmp_path: Path) -> None:
-    assert _all(tmp_path, Mesh(shard=3), lambda group: group.share(b"go" if group.is_first else b"")) == [b"go"] * 3
+def test_the_first_ranks_bytes_reach_everybody(short_path: Path) -> None:
+    assert _all(short_path, Mesh(shard=3), lambda group: group.share(b"go" if group.is_first else b"")) == [b"go"] * 3
 
 
-def test_everybodys_bytes_reach_the_first_rank_in_order(tmp_path: Path) -> None:
-    found = _all(tmp_path, Mesh(shard=2, tensor=2), lambda group: group.gather(str(group.rank).encode()))
+def test_everybodys_bytes_reach_the_first_rank_in_order(short_path: Path) -> None:
+    found = _all(short_path, Mesh(shard=2, tensor=2), lambda group: group.gather(str(group.rank).encode()))
     assert found == [[b"0", b"1", b"2", b"3"], [], [], []]
 
 
 @pytest.mark.parametrize("said", [(True, True), (True, False), (False, True)])
-def test_all_is_true_where_each_rank_says_so(tmp_path: Path, said: tuple[bool, bool]) -> None:
-    assert _all(tmp_path, Mesh(shard=2), lambda group: group.all(said[group.rank])) == [all(said)] * 2
+def test_all_is_true_where_each_rank_says_so(short_path: Path, said: tuple[bool, bool]) -> None:
+    assert _all(short_path, Mesh(shard=2), lambda group: group.all(said[group.rank])) == [all(said)] * 2
 
 
-def test_the_largest_value_is_known_on_every_rank(tmp_path: Path) -> None:
-    assert _all(tmp_path, Mesh(shard=3), lambda group: group.largest((0.1, 7.25, -2.0)[group.rank])) == [7.25] * 3
+def test_the_largest_value_is_known_on_every_rank(short_path: Path) -> None:
+    assert _all(short_path, Mesh(shard=3), lambda group: group.largest((0.1, 7.25, -2.0)[group.rank])) == [7.25] * 3
 
 
 @pytest.mark.parametrize(("said", "is_same"), [((4, 4), True), ((4, -1), False), ((-1, 4), False)])
-def test_a_value_is_the_same_where_each_rank_has_it(tmp_path: Path, said: tuple[int, int], is_same: bool) -> None:
-    assert _all(tmp_path, Mesh(shard=2), lambda group: group.is_same(said[group.rank])) == [is_same] * 2
+def test_a_value_is_the_same_where_each_rank_has_it(short_path: Path, said: tuple[int, int], is_same: bool) -> None:
+    assert _all(short_path, Mesh(shard=2), lambda group: group.is_same(said[group.rank])) == [is_same] * 2
 
 
 @pytest.mark.parametrize("ends", [0, 1, 2])
-def test_the_end_of_any_rank_is_seen_by_those_that_wait_for_it(tmp_path: Path, ends: int) -> None:
+def test_the_end_of_any_rank_is_seen_by_those_that_wait_for_it(short_path: Path, ends: int) -> None:
     def work(group: RankGroup) -> str:
         group.wait()
         if group.rank == ends:
@@ -65,7 +65,7 @@ def test_the_end_of_any_rank_is_seen_by_those_that_wait_for_it(tmp_path: Path, e
         group.close()
         return "saw it"
 
-    assert sorted(_all(tmp_path, Mesh(shard=3), work), key=str) == ["ended", "saw it", "saw it"]
+    assert sorted(_all(short_path, Mesh(shard=3), work), key=str) == ["ended", "saw it", "saw it"]
 
 
 def test_one_process_alone_agrees_with_itself() -> None:

@@ -51,8 +51,8 @@ def _wrong(found: dict[str, Found], alone: dict[str, Found]) -> dict[str, float]
     return wrong
 
 
-def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
-    cases = Cases(tmp_path)
+def test_two_ranks_do_what_one_process_does(short_path: Path) -> None:
+    cases = Cases(short_path)
     cases.add("plain", gradients, micro_batch=1)
     cases.add("selective", gradients, card_plan=CardPlan(checkpointing="selective"), model=UNTIED)
     cases.add("full", gradients, card_plan=CardPlan(checkpointing="full"), micro_batch=8)
@@ -61,19 +61,16 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
     cases.add("bf16", gradients, mesh=KEEPS, card_plan=CardPlan(precision="bf16"), micro_batch=1)
     cases.add("fp16", gradients, card_plan=CardPlan(precision="fp16"), micro_batch=1)
     cases.add("adamw", updates)
-    cases.add("muon", updates, inner=inner(optimizer="muon"), mesh=KEEPS)
-    cases.add("offloaded", updates, inner=inner(optimizer="muon"), card_plan=CardPlan(offload="moments"))
+    cases.add("muon", updates, inner=inner(optimizer="muon"), mesh=KEEPS, card_plan=CardPlan(offload="moments"))
     cases.add("vectors", vectors)
-    cases.add("fragments", vectors, num_fragments=2, model=UNTIED)
+    cases.add("fragments", vectors, num_fragments=2, model=UNTIED, mesh=KEEPS)
     cases.add("experts", vectors, mixture=MixtureConfig(num_experts=3, ffn_dim=12), experts=(0, 2))
-    cases.add("kept vectors", vectors, mesh=KEEPS)
     cases.add("skipped", skipped)
-    kept = {"moments_file": tmp_path / "moments.safetensors", "moments_within_tokens": 1000}
+    kept = {"moments_file": short_path / "moments.safetensors", "moments_within_tokens": 1000}
     cases.add("continued", continued, **kept)
     cases.add("apart", apart, **kept)
     cases.add("continued muon", continued, inner=inner(optimizer="muon"), **kept)
-    cases.add("compiled", compiled, card_plan=CardPlan(is_compiled=True), micro_batch=4)
-    cases.add("compiled, kept", compiled, mesh=KEEPS, card_plan=CardPlan(is_compiled=True, checkpointing="full"))
+    cases.add("compiled", compiled, card_plan=CardPlan(is_compiled=True, checkpointing="full"), micro_batch=4)
     cases.add("searched", searched, micro_batch=0)
     cases.add("searched, kept", searched, mesh=KEEPS, micro_batch=0)
     cases.add("paused", paused, micro_batch=1)
@@ -82,28 +79,24 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
     assert int(found["paused"]["same late"]) <= 2, "a pause is obeyed within two micro-batches on all ranks"
 
 
-def test_ranks_that_split_layers_and_rows_do_so(tmp_path: Path) -> None:
-    cases = Cases(tmp_path)
-    cases.add("plain", gradients, micro_batch=1)
-    cases.add("full", gradients, mesh=KEEPS, card_plan=CardPlan(checkpointing="full"), model=UNTIED)
+def test_ranks_that_split_layers_and_rows_do_so(short_path: Path) -> None:
+    cases = Cases(short_path)
+    cases.add("full", gradients, mesh=KEEPS, card_plan=CardPlan(checkpointing="full"), model=UNTIED, micro_batch=1)
     cases.add("muon", updates, inner=inner(optimizer="muon"), mesh=KEEPS)
     cases.add("vectors", vectors)
     cases.add("paused", paused, micro_batch=1)
     assert _wrong(cases.found_by_ranks(Mesh(shard=2, tensor=2)), cases.found_alone()) == {}
 
 
-def test_ranks_that_share_sequences_do_so(tmp_path: Path) -> None:
-    cases = Cases(tmp_path)
-    cases.add("plain", gradients, micro_batch=1)
+def test_ranks_that_share_sequences_do_so(short_path: Path) -> None:
+    cases = Cases(short_path)
     cases.add("selective", gradients, mesh=KEEPS, card_plan=CardPlan(checkpointing="selective"))
-    cases.add("adamw", updates)
     cases.add("vectors", vectors)
     assert _wrong(cases.found_by_ranks(Mesh(shard=4, context=2)), cases.found_alone()) == {}
 
 
-def test_four_ranks_do_so_with_fewer_sequences_than_suit_them(tmp_path: Path) -> None:
-    cases = Cases(tmp_path)
-    cases.add("plain", gradients, inner=inner(6), micro_batch=1)
+def test_four_ranks_do_so_with_fewer_sequences_than_suit_them(short_path: Path) -> None:
+    cases = Cases(short_path)
     cases.add("muon", updates, inner=inner(6, optimizer="muon"), model=UNTIED)
-    cases.add("vectors", vectors, inner=inner(6))
+    cases.add("vectors", vectors, inner=inner(6), micro_batch=1)
     assert _wrong(cases.found_by_ranks(Mesh(shard=4)), cases.found_alone()) == {}

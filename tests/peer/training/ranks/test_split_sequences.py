@@ -14,9 +14,9 @@ from tests.peer.training.ranks.split_checks import errors_of, made
 NEAR = 1e-5
 
 
-def test_gradients_of_two_ranks_that_share_sequences_are_those_of_one_process(tmp_path: Path) -> None:
+def test_gradients_of_two_ranks_that_share_sequences_are_those_of_one_process(short_path: Path) -> None:
     errors = errors_of(
-        tmp_path,
+        short_path,
         2,
         "untied shard=2 context=2 selective",
         "expert shard=2 context=2",
@@ -26,9 +26,9 @@ def test_gradients_of_two_ranks_that_share_sequences_are_those_of_one_process(tm
     assert max(errors) <= NEAR
 
 
-def test_gradients_of_four_ranks_in_one_group_or_in_two_are_those_of_one_process(tmp_path: Path) -> None:
+def test_gradients_of_four_ranks_in_one_group_or_in_two_are_those_of_one_process(short_path: Path) -> None:
     errors = errors_of(
-        tmp_path,
+        short_path,
         4,
         "untied shard=4 context=4 rows full",
         "tied shard=4 context=2 rows selective",
