@@ -10,7 +10,7 @@ from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.settings.config import PeerConfig, whole_bytes
 from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
 from peer.training.plan.layout import Layout, World
-from peer.training.plan.layout_core import LayoutChoice, SplitRules, Task, choose_layout
+from peer.training.plan.layout_core import LayoutChoice, SplitRules, Task, choose_layout, one_world
 from peer.training.plan.owned_cards_core import LeftOut
 from peer.training.plan.plan_core import Limits, allows_int8
 from peer.training.plan.split_core import why_no_context, why_no_tensor
@@ -32,6 +32,18 @@ def layout_of(own: OwnCards, config: PeerConfig, run: RunConfig, experts: Sequen
         return _of_stage(own)
     found = choose_layout(own.cards, task_of(config, run, experts, own.cards[0].card.kind), config.split, own.links)
     return _with_left_out(found, own.left_out)
+
+
+def world_without(
+    own: OwnCards, config: PeerConfig, run: RunConfig, experts: Sequence[int], left: Sequence[str]
+) -> World | None:
+    """The replica to go on with on these devices, when another one is lost: on the CPU if none is left and the owner chose no device.
+    None if training has to wait for the card.
+    """
+    cards = [card for card in own.cards if card.device in left]
+    if cards:
+        return one_world(cards, task_of(config, run, experts, cards[0].card.kind), config.split, own.links)
+    return World(devices=("cpu",)) if config.device == "auto" and own.cards else None
 
 
 def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: str) -> Task:

@@ -11,7 +11,7 @@ import torch
 
 from averaging.network.seams.offload import ThreadOffload
 from peer.cards.card_status import watched_cards
-from peer.cards.layout_of import layout_of, task_of
+from peer.cards.layout_of import layout_of, task_of, world_without
 from peer.cards.layout_speeds import LayoutSpeeds
 from peer.cards.layout_trial import Trial, settle_by_trial
 from peer.session.session import PeerSession
@@ -62,7 +62,8 @@ async def trainer_on_cards(
         ConfigError: as `run_layout`.
     """
     layout, board = await run_layout(life, run, plan, anchor_N, plan.experts), life.board
-    async with open_trainer(plan, layout, anchor_N, life.worker) as trainer:
+    without = partial(world_without, board.own_cards, life.config, run, plan.experts)
+    async with open_trainer(plan, layout, anchor_N, life.worker, without) as trainer:
         board.machine.trains_on = lambda: trainer.card
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
         yield trainer

@@ -3,8 +3,9 @@
 A dead worker is restarted from the anchor (theta <- A, ready tokens <- 0). After running out of memory, it restarts with half the
 micro-batch, and from one sequence on with the next plan of the ladder (plan/plan_core.py). If not even one sequence fits into the
 allowed memory of the card by the last plan, it holds the state on the CPU and does not train. A worker that does not answer is
-killed first. A card that fails at each start is left for the CPU, if the owner chose no device. Commands that were running at its
-death are obsolete or fail: `shift` and `load` both end at the anchor; `snapshot` and `evaluate` raise.
+killed first. A card that is lost, or fails at each start, is left for the other cards, or for the CPU if the owner chose no device.
+Commands that were running at its death are obsolete or fail: `shift` and `load` both end at the anchor; `snapshot` and `evaluate`
+raise.
 
 Several processes, one on each card, may hold one replica together. The first of them obeys the daemon and passes each command on. The
 end of any of them is the end of all, and one life begins anew.
@@ -16,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import structlog
@@ -27,7 +29,7 @@ from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Mesh
-from peer.training.supervision.cards_told import CardsTold
+from peer.training.supervision.cards_told import CardsTold, Without
 from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import (
     Ended,
@@ -35,6 +37,7 @@ from peer.training.training_process import (
     Replies,
     Said,
     TrainingProcess,
+    last_words,
     no_process,
     restart_pause_s,
 )
@@ -47,7 +50,6 @@ from peer.training.worker_channel import (
     Progress,
     Reply,
     frame,
-    parse_event,
 )
 from peer.training.worker_errors import (
     NO_ROOM_TO_EVALUATE,
@@ -118,6 +120,7 @@ class WorkerTrainer:
         self._trained_before = 0
         self._speed = Speed()
         self._restarts = 0
+        self.without: Without = lambda left: None
         self.record: Record = nowhere
         self.card: str | None = None
         """UUID of the NVIDIA card that trains, empty for another device; None before the training process has named it."""
@@ -375,11 +378,13 @@ class WorkerTrainer:
     def _note_death(self, cause: Said, rank: int = 0) -> None:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
-        micro_batch = self._last.micro_batch
+        micro_batch, named, then = self._last.micro_batch, self._cards.named, "restarting it"
+        said = named(rank, cause.reason if isinstance(cause, Failed) else "the training process died")
         if isinstance(cause, OutOfMemory):
             self._card_plan, micro_batch = smaller_plan(cause)
-        if self.notes.died(cause):
+        if self.notes.died(cause) and isinstance(cause, Failed):
             self._card_plan, micro_batch = self._plan.card_plan, 0
+            then = self._go_on(rank, cause.reason)
         self._last = self._begun(self._last.step, micro_batch)
         self._restarts += 1
         self._state = "restarting"
@@ -387,14 +392,21 @@ class WorkerTrainer:
             if cause.is_final:
                 needed_bytes = cause.card_report.expected_bytes if cause.card_report is not None else 0
                 self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes, needed_bytes)
-            words = self._cards.named(rank, ran_out_words(cause, self._card_plan, micro_batch))
-            self._reason = self._misfit or words
+            self._reason = self._misfit or named(rank, ran_out_words(cause, self._card_plan, micro_batch))
         else:
-            said = cause.reason if cause is not None else "the training process died"
-            self._reason = f"{self._kill_reason or self._cards.named(rank, said)}; restarting it"
+            self._reason = f"{self._kill_reason or said}; {then}"
         self._kill_reason = ""
         log.warning("worker_died", reason=self._reason, restarts=self._restarts)
         self._replies.wake()
+
+    def _go_on(self, rank: int, reason: str) -> str:
+        """A card failed for good: the next life may be without it. Returns in words how training goes on."""
+        world = self._cards.go_on(rank, reason, self.without)
+        if world is None:
+            return "restarting it"
+        self._plan = self._plan.model_copy(update={"device": world.devices[0], "mesh": world.mesh})
+        self.notes.left_card(is_on_cpu=world.devices[0] == "cpu")
+        return f"going on without it on {', '.join(world.devices)}"
 
     async def _live(self, plan: TrainingPlan) -> Ended:
         """One life of a worker, or of one on each card. Returns the end that ended it, with its reason if it reported one."""
@@ -413,14 +425,9 @@ class WorkerTrainer:
 
     async def _listen(self, rank: int, incoming: MessageReader) -> Said:
         if rank:
-            return await _heard_of_card(rank, incoming, self._cards)
+            return await last_words(incoming, partial(self._hear, rank))
         with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
-            while (data := await incoming.message()) is not None:
-                event = parse_event(data)
-                if isinstance(event, OutOfMemory | Failed):
-                    return event
-                self._take(event)
-            return None
+            return await last_words(incoming, self._take)
         self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
         return None
 
@@ -430,6 +437,11 @@ class WorkerTrainer:
         return Progress(
             step=step, tokens_ready=0, others_ready=others, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
         )
+
+    def _hear(self, rank: int, event: Reply | Progress) -> None:
+        """A rank that follows the first one tells of its card. The counters are the first one's."""
+        if isinstance(event, Progress):
+            self._cards.take(rank, event.card, event.card_report)
 
     def _take(self, event: Reply | Progress) -> None:
         if isinstance(event, Reply):
@@ -464,17 +476,6 @@ class WorkerTrainer:
     def close(self) -> None:
         """Free the shared memory."""
         self._process.close()
-
-
-async def _heard_of_card(rank: int, incoming: MessageReader, cards: CardsTold) -> Said:
-    """A rank that follows the first one tells of its card and of its end. The counters are the first one's."""
-    while (data := await incoming.message()) is not None:
-        event = parse_event(data)
-        if isinstance(event, OutOfMemory | Failed):
-            return event
-        if isinstance(event, Progress):
-            cards.take(rank, event.card, event.card_report)
-    return None
 
 
 @asynccontextmanager

@@ -30,10 +30,12 @@ from peer.training.worker_channel import (
     MAX_MESSAGE_BYTES,
     Failed,
     OutOfMemory,
+    Progress,
     Reply,
     SharedVectors,
     frame,
     mapping_bytes,
+    parse_event,
 )
 from peer.training.worker_process import EarlyWorker, WorkerProcess, shared_memory, start_worker
 from protocol.errors import LocalProtocolError, MachineError
@@ -119,6 +121,16 @@ class MessageReader:
                 f"a message of {length} bytes from the training process", f"at most {MAX_MESSAGE_BYTES}"
             )
         return await self.exactly(length)
+
+
+async def last_words(incoming: MessageReader, take: Callable[[Reply | Progress], None]) -> Said:
+    """Hand on all that a process tells, until its end. Returns why it ends, None if it does not say so."""
+    while (data := await incoming.message()) is not None:
+        event = parse_event(data)
+        if isinstance(event, OutOfMemory | Failed):
+            return event
+        take(event)
+    return None
 
 
 class TrainingProcess:

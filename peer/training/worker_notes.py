@@ -15,7 +15,7 @@ from peer.training.worker_channel import Failed, OutOfMemory, Progress
 log = structlog.get_logger()
 
 MOST_CARD_FAULTS: Final = 3
-"""Lives in a row that a card ended before a step. Then training goes on on the CPU, if the owner chose no device."""
+"""Lives in a row that a card ended before a step. Then training goes on without the card."""
 
 SPEED_WINDOW_S: Final = 10.0
 
@@ -92,6 +92,11 @@ class WorkerNotes:
         if skipped > self.skipped_steps and skipped.bit_count() == 1:  # a line for the first, then ever fewer
             log.warning("step_skipped", reason="its gradient was not finite; nothing was changed", skipped=skipped)
         self.skipped_steps = skipped
+
+    def left_card(self, *, is_on_cpu: bool) -> None:
+        """The next life is without the card that failed, on others or on the CPU."""
+        self._card_faults = 0
+        self.on_cpu_because = self.on_cpu_because if is_on_cpu else ""
 
     def died(self, cause: OutOfMemory | Failed | None) -> bool:
         """Note the end of a life. Returns whether the next one may be on another device, with a micro-batch of its own."""

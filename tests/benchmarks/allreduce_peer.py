@@ -54,7 +54,7 @@ def install() -> None:
 
     @asynccontextmanager
     async def given_trainer(
-        plan: Any, layout: Any, anchor_N: torch.Tensor, early: object = None
+        plan: Any, layout: Any, anchor_N: torch.Tensor, *_rest: object
     ) -> AsyncIterator[GivenTrainer]:
         trainer = GivenTrainer(desk, anchor_N)
         async with trio.open_nursery() as nursery:

@@ -129,15 +129,13 @@ async def training_ranks(plan: TrainingPlan, doom: Path) -> AsyncIterator[Ranks]
 
 
 async def _all_deaths(folder: Path, doom: Path) -> None:
-    for how, rank in product(HOWS, (0, 1)):
-        plan = plan_of_two(folder)
-        async with training_ranks(plan, doom) as ranks:
-            for point in POINTS:
-                await ranks.strike(rank, point, how)
-                await ranks.until_tokens()
-                if how != "memory":  # else by another plan, whose rounding is another
-                    await ranks.assert_anew()
-                print(f"rank {rank}, {how}, {point}: both began anew", flush=True)
+    for how, rank, point in product(HOWS, (0, 1), POINTS):
+        async with training_ranks(plan_of_two(folder), doom) as ranks:
+            await ranks.strike(rank, point, how)
+            await ranks.until_tokens()
+            if how != "memory":  # then by another plan, whose rounding is another
+                await ranks.assert_anew()
+        print(f"rank {rank}, {how}, {point}: both began anew", flush=True)
 
 
 def main() -> None:

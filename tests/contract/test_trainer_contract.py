@@ -9,32 +9,40 @@ import torch
 import trio
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
-from peer.training import training_process
-from tests.contract.trainer_worlds import Check, TrainerWorld, open_islands_world, open_worker_world, run_simulated
-from tests.forked import open_forked
+from tests.contract.trainer_worlds import (
+    Check,
+    TrainerWorld,
+    forked_workers,
+    open_islands_world,
+    open_worker_world,
+    run_simulated,
+)
 
 Runner = Callable[[Check], None]
 
 
 @pytest.fixture(scope="module")
-def worker_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def _forked() -> Iterator[None]:
+    with forked_workers():
+        yield
+
+
+@pytest.fixture(scope="module")
+def worker_world(_forked: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     with open_worker_world(tmp_path_factory.mktemp("training")) as run:
         yield run
 
 
 @pytest.fixture(scope="module")
-def islands_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def islands_world(_forked: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     with open_islands_world(tmp_path_factory.mktemp("islands")) as run:
         yield run
 
 
 @pytest.fixture(scope="module")
-def ranks_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Forked off one process: the imports are most of the work of a rank."""
-    with open_forked("peer.worker", "torch.distributed.fsdp") as forked, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(training_process, "start_worker", forked.start_worker)
-        with open_worker_world(tmp_path_factory.mktemp("ranks"), num_ranks=2) as run:
-            yield run
+def ranks_world(_forked: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with open_worker_world(tmp_path_factory.mktemp("ranks"), num_ranks=2) as run:
+        yield run
 
 
 @pytest.fixture(params=["simulated", "worker", "islands", "ranks"])

@@ -269,13 +269,17 @@ def open_worker_world(folder: Path, num_ranks: int = 1) -> AbstractContextManage
     return _opened(partial(_worker_world, folder, num_ranks))
 
 
+def open_islands_world(folder: Path) -> AbstractContextManager[Callable[[Check], None]]:
+    """Two islands for many checks."""
+    return _opened(partial(_islands_world, folder))
+
+
 @contextmanager
-def open_islands_world(folder: Path) -> Iterator[Callable[[Check], None]]:
-    """Two islands for many checks. Their processes are forked: imports are most of the work of one."""
-    with open_forked("peer.worker") as forked, pytest.MonkeyPatch.context() as patch:
+def forked_workers() -> Iterator[None]:
+    """In the block all training processes are forked off one: imports are most of the work of one."""
+    with open_forked("peer.worker", "torch.distributed.fsdp") as forked, pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_process, "start_worker", forked.start_worker)
-        with _opened(partial(_islands_world, folder)) as run:
-            yield run
+        yield
 
 
 @contextmanager

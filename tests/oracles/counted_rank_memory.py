@@ -44,10 +44,10 @@ class CountedCard(TorchDispatchMode):
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented  # a tensor over ranks claims memory of the whole; its parts come here next
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, kwargs, result)):
-            if isinstance(leaf, torch.Tensor):
-                self._note(leaf.untyped_storage())
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        leaves = tree_leaves((args, kwargs, result))
+        are_new = [self._note(leaf.untyped_storage()) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if any(are_new):
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return result
 
     @property
@@ -59,11 +59,14 @@ class CountedCard(TorchDispatchMode):
     def forget_peak(self) -> None:
         self.peak_bytes = self.live_bytes
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def _note(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it is a new one."""
         key = storage._cdata
-        if key not in self._alive:
-            self._alive[key] = weakref.ref(storage)
-            weakref.finalize(storage, self._alive.pop, key, None)
+        if key in self._alive:
+            return False
+        self._alive[key] = weakref.ref(storage)
+        weakref.finalize(storage, self._alive.pop, key, None)
+        return True
 
 
 def counted_rank_bytes(model: ModelConfig, inner: InnerSection, micro_batch: int, plan: CardPlan, mesh: Mesh) -> int:

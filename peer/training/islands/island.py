@@ -192,10 +192,11 @@ class Island(WorkerTrainer):
                 raise
 
     def _note_death(self, cause: OutOfMemory | Failed | None, rank: int = 0) -> None:
+        devices = self._cards.devices
         super()._note_death(cause, rank)
         if self._misfit:
             self._leave(self._misfit)
-        elif isinstance(cause, Failed) and (cause.is_gone or self.notes.leaves_card):
+        elif self._cards.devices == devices and isinstance(cause, Failed) and (cause.is_gone or self.notes.leaves_card):
             self._leave(cause.reason)
 
     def _leave(self, reason: str) -> bool:

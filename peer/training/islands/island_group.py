@@ -71,7 +71,7 @@ class IslandGroup:
     def cards(self) -> tuple[CardState, ...]:
         """Each island's card, also of those that are left out."""
         return tuple(
-            replace(card, world=world, left_out=island.left_out)
+            replace(card, world=world, left_out=card.left_out or island.left_out)
             for world, island in enumerate(self.all)
             for card in island.cards
         )

@@ -17,6 +17,7 @@ from peer.training.islands.island_group import IslandGroup, side_by_side
 from peer.training.islands.sums_core import divided, together, weights_of
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
+from peer.training.supervision.cards_told import Without
 from peer.training.trainer import OWNER_HOLDS
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_errors import WorkerDied
@@ -243,6 +244,7 @@ async def open_island_trainer(
     anchor_N: torch.Tensor,
     early: EarlyWorker | None = None,
     devices: Sequence[Sequence[str]] = (),
+    without: Without = lambda left: None,
 ) -> AsyncIterator[IslandTrainer]:
     """Running islands, one for each plan, that begin at `anchor_N`, (N,) with all units one after another. Their processes end with
     the context.
@@ -250,6 +252,7 @@ async def open_island_trainer(
     Args:
         early: the first island's process, which imports already.
         devices: of each island, as of `WorkerTrainer`.
+        without: as of `open_trainer`; an island without any card ends.
     """
     of_each = devices or [()] * len(plans)
     islands = IslandGroup(
@@ -258,6 +261,8 @@ async def open_island_trainer(
             for place, (plan, own) in enumerate(zip(plans, of_each, strict=True))
         ]
     )
+    for island in islands.all:
+        island.without = lambda left: without(left) if left else None
     trainer = IslandTrainer(islands, len(plans[0].units.spans))
     try:
         async with trio.open_nursery() as nursery:

@@ -12,6 +12,7 @@ import torch
 from peer.training.islands.island_trainer import open_island_trainer
 from peer.training.peer_trainer import PeerTrainer
 from peer.training.plan.layout import Layout
+from peer.training.supervision.cards_told import Without
 from peer.training.trainer import open_worker_trainer
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_process import EarlyWorker
@@ -19,21 +20,27 @@ from peer.training.worker_process import EarlyWorker
 
 @asynccontextmanager
 async def open_trainer(
-    plan: TrainingPlan, layout: Layout, anchor_N: torch.Tensor, early: EarlyWorker | None = None
+    plan: TrainingPlan,
+    layout: Layout,
+    anchor_N: torch.Tensor,
+    early: EarlyWorker | None = None,
+    without: Without = lambda left: None,
 ) -> AsyncIterator[PeerTrainer]:
     """A running trainer that begins at `anchor_N`, (N,) with all units one after another. Its processes end with the context.
 
     Args:
         plan: of the whole peer.
         layout: its replicas; `early` becomes the first one's first process.
+        without: chooses the replica to go on with when a card is lost for good.
     """
     plans = [plan_of_world(plan, layout, world) for world in range(len(layout.worlds))]
     devices = [world.devices if world.mesh.num_ranks > 1 else () for world in layout.worlds]
     if len(plans) == 1:
         async with open_worker_trainer(plans[0], anchor_N, early, devices[0]) as alone:
+            alone.without = without
             yield alone
     else:
-        async with open_island_trainer(plans, anchor_N, early, devices) as together:
+        async with open_island_trainer(plans, anchor_N, early, devices, without) as together:
             yield together
 
 

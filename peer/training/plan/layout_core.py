@@ -128,6 +128,21 @@ def choose_layout(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, li
             return _wished(cards, task, split, links)
 
 
+def one_world(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, links: Links) -> World:
+    """One replica over as many of these cards as can share it, at least one of them: for a peer that has lost another card, and whose
+    one replica trains already.
+    """
+    if len(cards) > 1:
+        try:
+            is_wished = split in ("shard", "context", "tensor")
+            found = _wished(cards, task, split, links) if is_wished else _replica(cards, task, links)
+        except ConfigError:
+            found = _replica(cards, task, links)
+        if found is not None:
+            return found.layout.worlds[0]
+    return World(devices=(cards[0].device,))
+
+
 def settled(choice: LayoutChoice, speed: float, rival_speed: float) -> LayoutChoice:
     """The faster of a choice and its rival, with the sharded one preferred, by measured tokens/s of all cards; 0 for a layout that
     failed.

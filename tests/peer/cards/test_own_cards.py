@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from peer.cards.all_cards import MachineCards
-from peer.cards.layout_of import layout_of
+from peer.cards.layout_of import layout_of, world_without
 from peer.cards.own_cards import OwnCards, own_cards
 from peer.settings.config import PeerConfig
 from peer.training.plan.cards_core import Card
-from peer.training.plan.layout import Layout
+from peer.training.plan.layout import Layout, Mesh, World
 from peer.training.plan.owned_cards_core import OwnedCard
 from protocol.errors import ConfigError, MachineError
 from tests.peer.checks.test_known_runs import MANIFEST
@@ -44,6 +44,18 @@ def test_a_machine_with_one_card_or_none_is_not_asked() -> None:
             assert layout_of(own, PeerConfig(), RUN).layout == Layout()
     with own_cards(PeerConfig(reduce_only=True), CUDA, _never, lambda: 2) as own:
         assert own == OwnCards()
+
+
+def test_when_a_card_is_lost_the_others_go_on_and_the_cpu_only_if_no_card_is_left_and_none_was_chosen() -> None:
+    own, auto, chosen = OwnCards(CARDS.cards), PeerConfig(), PeerConfig(device="cuda")
+    three = OwnCards((*CARDS.cards, OwnedCard(2, RTX, "GPU-2")))
+    both = world_without(three, auto, RUN, (), ("cuda:0", "cuda:2"))
+    assert both is not None
+    assert (both.devices, both.mesh.num_ranks) == (("cuda:0", "cuda:2"), 2)
+    assert world_without(own, auto, RUN, (), ("cuda:1",)) == World(devices=("cuda:1",), mesh=Mesh())
+    assert world_without(own, auto, RUN, (), ()) == World(devices=("cpu",))
+    assert world_without(own, chosen, RUN, (), ()) is None, "it is tried again"
+    assert world_without(OwnCards(), auto, RUN, (), ()) is None, "the training process finds its device by itself"
 
 
 def test_the_second_peer_leaves_the_first_ones_cards_out_or_is_refused_by_name() -> None:

@@ -73,8 +73,13 @@ class Both:
 
     async def trained(self, steps: int = 3) -> None:
         """Both have taken that many steps, and are paused then."""
-        while min(island.progress().tokens_ready for island in self.islands) < steps * BATCH_TOKENS:
-            await trio.sleep(0.01)
+        await self.trained_since([0, 0], steps)
+
+    async def trained_since(self, tokens: Sequence[int], steps: int = 3) -> None:
+        """Both have taken so many steps since they had these tokens, however far one was ahead, and are paused then."""
+        for island, before in zip(self.islands, tokens, strict=True):
+            while island.progress().tokens_ready < before + steps * BATCH_TOKENS:
+                await trio.sleep(0.01)
         await self.trainer.pause()
 
     async def thetas(self) -> list[torch.Tensor]:
@@ -165,9 +170,10 @@ async def test_a_snapshot_is_the_mean_by_tokens_of_two_peers_that_read_the_same_
 async def test_after_a_commit_each_island_is_at_the_anchor_with_what_it_trained_since(tmp_path: Path) -> None:
     async with _both(tmp_path) as both:
         await both.trained()
+        told = [island.progress().tokens_ready for island in both.islands]
         snapshot = await both.trainer.snapshot()
         await both.trainer.resume()
-        await both.trained(steps=6)
+        await both.trained_since(told)
         before = both.trainer.progress().tokens_ready
         await _adopt(both, snapshot, both.anchor_N)
         ready = [island.progress().tokens_ready for island in both.islands]

@@ -10,8 +10,8 @@ from averaging.models.llama.config import LlamaConfig
 from peer.training.plan.card_memory_core import whole_load
 from peer.training.plan.card_plan import Wishes
 from peer.training.plan.cards_core import Card
-from peer.training.plan.layout import Mesh
-from peer.training.plan.layout_core import Links, SplitRules, Task, choose_layout, settled
+from peer.training.plan.layout import Mesh, WishedSplit
+from peer.training.plan.layout_core import Links, SplitRules, Task, choose_layout, one_world, settled
 from peer.training.plan.owned_cards_core import OwnedCard
 from peer.training.plan.plan_core import Limits
 from protocol.errors import ConfigError
@@ -196,6 +196,18 @@ def test_sequences_are_split_where_a_step_has_fewer_of_them_than_there_are_cards
     choice = choose_layout(cards, _task(MODELS["long context"], inner=two_sequences), "auto", links)
     mesh = choice.layout.worlds[0].mesh
     assert (mesh.shard, mesh.context, mesh.readers) == (8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("split", "mesh"), [("auto", Mesh(shard=3)), ("tensor", Mesh()), ("context", Mesh(shard=2, context=2))]
+)
+def test_cards_that_are_left_share_one_replica_if_they_can(split: WishedSplit, mesh: Mesh) -> None:
+    cards, links = MACHINES["8x H100"]
+    left = cards[: mesh.num_ranks] if split != "tensor" else cards[4:5]
+    inner = INNER.model_copy(update={"batch_tokens": 3 << 16})
+    world = one_world(left, _task(MODELS["1B"], inner=inner), split, links)
+    assert world.devices == tuple(card.device for card in left)
+    assert world.mesh.model_copy(update={"keeps_parameters": False}) == mesh
 
 
 if __name__ == "__main__":

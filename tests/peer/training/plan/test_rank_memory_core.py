@@ -20,7 +20,7 @@ LOAD: Final = whole_load(
     )
 )
 SMALL: Final = LlamaConfig(
-    vocab_size=1024, dim=128, num_layers=6, num_heads=8, num_kv_heads=2, ffn_dim=352, context_tokens=256
+    vocab_size=1024, dim=128, num_layers=5, num_heads=8, num_kv_heads=2, ffn_dim=352, context_tokens=256
 )
 NEAR: Final = 0.1
 FULL: Final = CardPlan(precision="bf16", checkpointing="full")

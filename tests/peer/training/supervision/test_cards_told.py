@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from peer.training.plan.card_plan import FLOAT32
 from peer.training.plan.card_report import CardReport
+from peer.training.plan.layout import Mesh, World
 from peer.training.supervision.cards_told import CardsTold
 
 
@@ -16,6 +17,34 @@ def test_each_card_has_its_own_facts_and_an_equal_share_of_what_the_replica_does
     assert (first.device, first.uuid, first.rank, first.report) == ("cuda:2", None, 0, None)
     assert (second.device, second.uuid, second.rank, second.report) == ("cuda:5", "GPU-5", 1, report)
     assert [(each.tokens_per_s, each.tokens_trained) for each in (first, second)] == [(1500.0, 250.0)] * 2
+
+
+def test_a_lost_card_and_one_without_a_place_are_left_out_and_the_others_move_up() -> None:
+    cards = CardsTold(("cuda:0", "cuda:1", "cuda:2", "cuda:3"))
+    asked: list[tuple[str, ...]] = []
+
+    def choose(left: tuple[str, ...]) -> World | None:
+        asked.append(left)
+        return None if len(asked) == 1 else World(devices=("cuda:0", "cuda:3"), mesh=Mesh(shard=2))
+
+    assert cards.go_on(1, "the card is lost", choose) is None
+    assert len(cards.devices) == 4, "nothing is changed"
+    assert cards.go_on(1, "the card is lost", choose) is not None
+    assert asked == [("cuda:0", "cuda:2", "cuda:3")] * 2
+    cards.take(1, "GPU-3", None)
+    assert (cards.devices, cards.named(1, "hot")) == (("cuda:0", "cuda:3"), "card 3: hot")
+    states = cards.states(1000.0, 400)
+    assert [state.left_out for state in states] == [
+        "",
+        "the card is lost",
+        "no place in the replica without card 1",
+        "",
+    ]
+    assert [state.tokens_per_s for state in states] == [500.0, 0.0, 0.0, 500.0]
+    assert (states[3].rank, states[3].uuid) == (3, "GPU-3"), "the owner knows it by its place"
+    cards.go_on(0, "lost too", lambda left: World(devices=("cpu",)))
+    cards.take(0, "", None)
+    assert all(state.left_out for state in cards.states(1000.0, 400))
 
 
 def test_a_reason_names_its_card_where_there_are_several() -> None:
