@@ -67,5 +67,4 @@ def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_liv
     assert [(card["number"], card["left_out"]) for card in last[1]["cards"]] == [(0, ""), (1, "")]
     assert "2 islands" in last[1]["layout"]
     assert (last[0]["cards"], last[0]["layout"]) == ([], ""), "one device is told as ever"
-    assert len(list((tmp_path / "b").glob("runs/*/moments*.safetensors"))) == 2, "each island keeps its own"
     assert sample_from_checkpoint(checkpoint, prompt="Potluck trains", num_tokens=5)
