@@ -90,13 +90,13 @@ from protocol.identity.credential import BACKDATE_S
 from protocol.identity.envelope import open_envelope
 from protocol.identity.identity_file import open_identity
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.messages.wire import genesis_id
 from protocol.tensors.tensor_schema import ChunkGrid
 
 if TYPE_CHECKING:
     from averaging.state.state import UnitState
-    from coordinator.checkpoints.checkpointer import Checkpointer, FetchState
+    from coordinator.checkpoints.checkpointer import Checkpointer
     from coordinator.experts.unit_keeper import UnitKeeper
     from coordinator.ledger.ledger import CheckpointRow
     from coordinator.policy.config import HostConfig
@@ -334,7 +334,9 @@ async def _tick(host: HostDaemon) -> None:
 
 
 def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
+    from averaging.codecs import codec_by_name
     from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # imports torch
+    from coordinator.checkpoints.state_fetcher import Replayer, StateFetcher
 
     manifest, folder = host.run.manifest, host.run.folder
     schema, *others = manifest.unit_schemas().values()
@@ -357,7 +359,12 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
         place = replace(place, kept=keeper.newest)
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
-    return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network, host.tracker))
+    replayer = None
+    if place.whole is None:
+        codec, first = codec_by_name(manifest.config.result_codec), partial(_first_state, host, schema.unit)
+        replayer = Replayer(network, host.tracker, host.offload, place.folder, schema, place.grid, codec, first)
+    fetcher = StateFetcher(network, host.tracker, host.offload, replayer)
+    return Checkpointer(place, rules, host.tracker, host.writer, fetcher.fetch)
 
 
 async def _reach(host: HostDaemon, network: Network, peers: Sequence[PeerId]) -> None:
@@ -438,18 +445,3 @@ def _serve_checkpoints(host: HostDaemon, network: Network, keeper: UnitKeeper | 
     if keeper is not None:
         view = replace(view, others=keeper.answer_fetch, kept_elsewhere=frozenset(manifest.parts))
     network.serve_streams(FETCH_CHANNEL, CheckpointDonor(spine.unit, states, host.writer, view).serve_fetch)
-
-
-def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
-    async def fetch(
-        donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
-    ) -> UnitState:
-        from averaging.rounds.fetching.download import DownloadContext, download_state  # imports torch
-
-        # After a restart the host has no addresses of peers; their reports carry them.
-        with suppress(PotluckError):
-            await network.add_addresses(tracker.addresses_of(donors))
-        tools = DownloadContext(network, ThreadOffload(), unit, grid)
-        return await download_state(tools, donors, {commit: root})
-
-    return fetch

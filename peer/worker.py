@@ -237,20 +237,20 @@ class Worker:
         """
         word = boundary_word(*self._looked()) if self._group.is_first else b""
         goes_on, units = read_boundary(self._group.share(word))
-        for unit in units:
-            self._trainer.bring(unit, self._vectors.part(Area.IN, self._trainer.units.spans[unit]))
+        for unit, area in units:
+            self._trainer.bring(unit, self._vectors.part(Area(area), self._trainer.units.spans[unit]))
         return goes_on
 
-    def _looked(self) -> tuple[bool, list[int]]:
-        """Look into the channel, on rank 0: whether to continue the step, and the units whose values came."""
-        units = []
+    def _looked(self) -> tuple[bool, list[tuple[int, int]]]:
+        """Look into the channel, on rank 0: whether to continue the step, and the units whose values came, with their areas."""
+        units: list[tuple[int, int]] = []
         while is_readable(self._channel, 0.0):
             command = self._next_command()
             self._early.append(command)
             if command is None:
                 break
             if command.op in ("load", "shift"):
-                units.append(command.unit)
+                units.append((command.unit, command.area))
         return all(command is not None and command.op not in ("pause", "stop") for command in self._early), units
 
     def _do(self, command: Command) -> Reply:
@@ -260,10 +260,10 @@ class Worker:
             self._still_until_s = time.perf_counter() + command.still_s
         match command.op:
             case "load":
-                trainer.load_unit(unit, vectors.part(Area.IN, span), command.schedule_tokens)
+                trainer.load_unit(unit, vectors.part(command.area, span), command.schedule_tokens)
                 self._was_loaded = True
             case "shift":
-                shift_N = vectors.part(Area.IN, span)
+                shift_N = vectors.part(command.area, span)
                 trainer.keep(unit, command.kept)
                 trainer.shift(shift_N, command.credited_tokens, command.schedule_tokens, unit)
             case "snapshot":

@@ -66,6 +66,15 @@ def step_by_encoded(
     return KINDS[outer.kind].step_by_encoded(*parts, codec, chunks, chunk_elements, outer)
 
 
+def moves_momentum(outer: OuterStep) -> bool:
+    """Whether a step moves more than the anchor.
+
+    Raises:
+        RemoteProtocolError: a kind that this version does not know.
+    """
+    return _num_moved(outer) > 1
+
+
 def _num_moved(outer: OuterStep) -> int:
     """Number of vectors that a step moves, the anchor included."""
     facts = OUTER_STEPS.get(outer.kind)

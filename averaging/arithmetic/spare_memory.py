@@ -1,14 +1,14 @@
 """A pool of memory for whole vectors. Reused memory costs nothing, but the system clears new memory first.
 
-Each round needs memory for the next state and for the shift of theta, and frees as much. Clearing it is slow under hypervisors that
-take free pages back (free page reporting, as with Firecracker and WSL2); measured, see tests/benchmarks/LOG.md. So a few vectors
-are kept.
+Each round needs memory for contributions and results, some also for a second state, and frees as much. Clearing it is slow under
+hypervisors that take free pages back (free page reporting, as with Firecracker and WSL2); measured, see tests/benchmarks/LOG.md. So
+a few vectors are kept.
 
 A peer that starts its next round soon finds them unchanged. Vectors that are unused for a while are marked as free (MADV_FREE,
 `cool`):
 the system takes them only when memory is short. They are not marked at once, because a system that looks for idle memory (DAMON)
-takes marked pages before the next round. Marked memory still counts as ours, also against the owner's limit, so after some minutes
-more it is released.
+takes marked pages before the next round. Marked memory still counts as ours, also against the owner's limit, so a little later it
+is released.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ import numpy.typing as npt
 import trio
 
 MOST_SPARE: Final = 3
-"""Vectors kept of each length: the next anchor and momentum, and the shift of a round."""
+"""Pieces kept of each length for bytes: our contribution, those of others, and the results of a round."""
+
+MOST_SPARE_VECTORS: Final = 1
+"""Vectors of values kept of each length. They take four times as much, and a round needs one: a residual, or a second anchor."""
 
 CAN_BE_KEPT: Final = all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS"))
 """True on Linux. Elsewhere the allocator is used."""
@@ -41,8 +44,10 @@ touched. A reducer reserves memory for all members' contributions at once.
 COOL_AFTER_S: Final = 30.0
 """Age at which spare memory is marked as free. With longer rounds the cost of clearing does not matter."""
 
-LET_GO_AFTER_S: Final = 300.0
-"""Age at which spare memory is released: slices of this length are not in use any more."""
+LET_GO_AFTER_S: Final = 60.0
+"""Age at which spare memory is released. Slices of this length are not in use any more, or rounds are so long that the cost of
+clearing does not matter and other programs need the memory more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class SpareMemory:
 
     def take(self, num_bytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised vector of `num_bytes`. Raises MemoryError."""
-        spare = self._spare.setdefault(num_bytes, deque(maxlen=MOST_SPARE))
+        most = MOST_SPARE if kind.itemsize == 1 else MOST_SPARE_VECTORS
+        spare = self._spare.setdefault(num_bytes, deque(maxlen=most))
         try:
             memory = spare.pop().memory
         except IndexError:
@@ -87,7 +93,7 @@ class SpareMemory:
         return values
 
     def _give_back(self, spare: Spare, memory: mmap.mmap) -> None:
-        spare.append(_Piece(memory, self._clock_s()))  # beyond MOST_SPARE the oldest is dropped
+        spare.append(_Piece(memory, self._clock_s()))  # beyond the most the oldest is dropped
 
     def cool(self, spare_for_s: float) -> int:
         """Mark memory that has been spare this long as free. Returns the number of bytes."""

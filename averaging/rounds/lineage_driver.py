@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -18,6 +19,7 @@ import trio
 from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.fetched_results import FetchedResults, Path
+from averaging.rounds.lineage.retention import generation_spacing
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tell, tell_failure
 from averaging.rounds.lineage.round_reports import (
     DownloadEnded,
@@ -33,6 +35,7 @@ from averaging.rounds.traffic.spans import spanned
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import UnitState
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, UnreachableError
+from protocol.estimates.unit_disk import Occasion
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
 from protocol.rounds.following import would_switch
@@ -42,6 +45,7 @@ from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, know
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
+from protocol.rounds.queries import is_over
 from protocol.rounds.state import OpenRound, RoundState
 
 log = structlog.get_logger()
@@ -110,6 +114,9 @@ class LineageDriver:
         """
 
         self._applied_s = -inf
+        self._is_asked = False
+        """Whether a generation is being written for a peer that asked."""
+
         self._asking: dict[PeerId, trio.Event] = {}
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
@@ -135,8 +142,11 @@ class LineageDriver:
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link
+        if self._chain.held.torn_at == link.parent:
+            contribution = None  # its snapshot was overwritten, and the trainer has begun anew
         with spanned(self._tools.record, "apply", link.unit, round_index=link.index):
-            applied = await self._chain.apply(link, action.certificate)
+            begin_shift = partial(self._trainer_updates.begin_shift, record, contribution)
+            applied = await self._chain.apply(link, action.certificate, begin_shift)
         # the trainer's queue comes before the machine: a delta that is asked for from now on waits for this adoption
         await self._trainer_updates.commit(link, record, applied, contribution)
         root = await self._chain.prove(applied)
@@ -146,8 +156,18 @@ class LineageDriver:
         since_s, self._applied_s = now_s - self._applied_s, now_s
         await trio.sleep(min(KEEP_AFTER_S, KEEP_AFTER_SHARE * since_s))
         if self._chain.head.commit == link.commit:  # else the next commit is kept instead
-            await self._chain.keep()
+            await self._chain.keep(Occasion.WANTED if is_over(self._state()) else Occasion.COMMIT)
         await self._tidy_fetched()
+
+    async def keep_asked(self) -> None:
+        """A peer asked for our state: write one soon if the newest on disk is old, for those who ask next."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        try:
+            await self._chain.keep(Occasion.WANTED if is_over(self._state()) else Occasion.ASKED)
+        finally:
+            self._is_asked = False
 
     def _report_disk_failure(self, task: str, error: PotluckError) -> None:
         """Report a disk that refuses to its owner. The machine retries by itself."""
@@ -255,7 +275,7 @@ class LineageDriver:
             state, rest = await self._begin(action, fork_state, is_wanted)
             if not await self._gather_all(action, rest, is_wanted):
                 return None
-            state = await chain.replay(state, rest)
+            state = await chain.replay(state, rest, is_own=state is not fork_state)
             return await chain.prepared(action.fork, action.path, fork_state, state)
 
     async def _tidy_fetched(self) -> None:
@@ -291,7 +311,8 @@ class LineageDriver:
             try:
                 return await self._snapshot_on(action)
             except _StateGoneError as error:
-                if action.fork == self._chain.head.commit:
+                is_far = len(action.path) > generation_spacing(self._chain.tools)
+                if is_far and action.fork == self._chain.head.commit:
                     raise  # we are only behind, and the next peer that is asked may have a state
                 log.info("results_instead", unit=self._chain.tools.unit, reason=error.one_line())
         return fork_state, action.path

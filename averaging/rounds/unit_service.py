@@ -110,6 +110,8 @@ class RoundService:
         self._trainer_updates = TrainerUpdater(
             config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing, tools.record
         )
+        if tools.steps_in_place and tools.mixing is None:
+            chain.held.steps_in_place = True
         self._exchange_driver = ExchangeDriver(config, chain, tools, self._tasks, self.tell, peer.send)
         self._exchange_driver.probe = self._probe
         self._changes = self._exchange_driver.changes
@@ -130,6 +132,7 @@ class RoundService:
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
+        self._transfer.asked = lambda: self._tasks.spawn(self._lineages.keep_asked)
         self._name = peer_name(config.me.peer)
         self.reason = "starting"
         self.waiting = ""

@@ -21,14 +21,14 @@ from averaging.state.partial_download import PartialDownload
 from averaging.state.state import (
     STATE_BYTES_PER_VALUE,
     StateHeader,
+    StateParts,
     UnitState,
     header_from_bytes,
     leaf_of_chunk,
     root_of,
     state_chunks,
-    state_from_chunks,
 )
-from protocol.errors import PotluckError, RemoteProtocolError, StorageError
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.estimates.unit_disk import MAX_PINNED
 from protocol.ids import CommitId, Root
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -40,6 +40,9 @@ PIN_S: Final = 60.0
 
 CHUNKS_AT_ONCE: Final = 16
 MAX_HEAD_BYTES: Final = 1024
+_LOADED_AT_ONCE_BYTES: Final = 4 << 20
+"""Part of a file that is in memory while a generation is loaded."""
+
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
 
@@ -143,29 +146,32 @@ class Generations:
         Raises:
             StorageError: missing or damaged; use an older one.
         """
-        data = await self._storage.read(ref.name)
+        data = await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
         if data is None:
-            raise StorageError(f"generation {ref.name} is missing", "the file", "an older one is used")
-        blob = data
+            raise _missing(ref)
         try:
-            return await self._offload.run(lambda: self._parse(blob), cost_s=0.001)
-        except PotluckError as error:
+            header, root, begin = _parse_head(data)
+            return await self._load_chunks(ref, _Loading(header, root, self._grid), begin), root
+        except RemoteProtocolError as error:
             raise _DamagedGenerationError(
                 f"generation {ref.name} is damaged: {error.found}", error.expected, "an older one is used"
             ) from error
 
-    def _parse(self, data: bytes) -> tuple[UnitState, Root]:
-        header, root, begin = _parse_head(data)
-        num_bytes = begin + STATE_BYTES_PER_VALUE * self._grid.num_elements
-        if len(data) != num_bytes:
-            raise RemoteProtocolError(f"{len(data)} bytes", f"{num_bytes}")
-        view, chunks = memoryview(data), list[memoryview]()
-        for chunk in range(self._grid.num_chunks):
-            start, stop = self._grid.bounds(chunk)
-            chunks.append(view[begin + STATE_BYTES_PER_VALUE * start : begin + STATE_BYTES_PER_VALUE * stop])
-        if root_of(header, [leaf_of_chunk(chunk) for chunk in chunks]) != root:
-            raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
-        return state_from_chunks(header, chunks, self._grid), root
+    async def _load_chunks(self, ref: GenerationRef, loading: _Loading, begin: int) -> UnitState:
+        """The state of a file whose chunks start at byte `begin`. Raises RemoteProtocolError: damaged."""
+        num_chunks = self._grid.num_chunks
+        each = max(1, _LOADED_AT_ONCE_BYTES // (STATE_BYTES_PER_VALUE * self._grid.bounds(0)[1]))
+        for first_chunk in range(0, num_chunks, each):
+            stop_chunk = min(first_chunk + each, num_chunks)
+            start, stop = (STATE_BYTES_PER_VALUE * place for place in self._grid.span(first_chunk, stop_chunk))
+            # a byte after the last chunk would be damage
+            num_bytes = stop - start + (stop_chunk == num_chunks)
+            data = await self._storage.read_range(ref.name, begin + start, num_bytes)
+            if data is None:
+                raise _missing(ref)
+            await self._offload.run(partial(loading.add, first_chunk, stop_chunk, data), cost_s=0.001)
+            del data  # it would stay in memory while the next part is read
+        return loading.whole()
 
     async def load_newest(
         self, among: Collection[CommitId] | None = None, attested: Mapping[CommitId, Root] = MappingProxyType({})
@@ -252,8 +258,44 @@ class Generations:
             if chunks is None:
                 return None
             hashes += await self._offload.run(partial(_leaf_hashes, chunks), cost_s=0.0001)
+            del chunks  # they would stay in memory while the next ones are read
         self._hashed = (ref.name, tuple(hashes))
         return hashes
+
+
+class _Loading:
+    """A generation whose chunks come in order, a few at a time. Each is hashed and copied."""
+
+    def __init__(self, header: StateHeader, root: Root, grid: ChunkGrid) -> None:
+        self._header, self._root, self._grid = header, root, grid
+        self._parts = StateParts(header, grid)
+        self._hashes: list[bytes] = []
+
+    def add(self, first_chunk: int, stop_chunk: int, data: bytes) -> None:
+        """Add the next chunks. Blocks.
+
+        Raises:
+            RemoteProtocolError: another length than theirs, or another root once all are here.
+        """
+        base = self._grid.bounds(first_chunk)[0]
+        num_bytes = STATE_BYTES_PER_VALUE * (self._grid.bounds(stop_chunk - 1)[1] - base)
+        if len(data) != num_bytes:
+            raise RemoteProtocolError(f"{len(data)} bytes from chunk {first_chunk} on", f"{num_bytes}")
+        view = memoryview(data)
+        for chunk in range(first_chunk, stop_chunk):
+            start, stop = (STATE_BYTES_PER_VALUE * (place - base) for place in self._grid.bounds(chunk))
+            self._hashes.append(leaf_of_chunk(view[start:stop]))
+            self._parts.put(chunk, view[start:stop])
+        if stop_chunk == self._grid.num_chunks and root_of(self._header, self._hashes) != self._root:
+            raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
+
+    def whole(self) -> UnitState:
+        """The state. Raises RemoteProtocolError: values are not finite."""
+        return self._parts.whole()
+
+
+def _missing(ref: GenerationRef) -> StorageError:
+    return StorageError(f"generation {ref.name} is missing", "the file", "an older one is used")
 
 
 def _leaf_hashes(chunks: Sequence[bytes]) -> list[bytes]:

@@ -7,7 +7,7 @@ it never takes more room than one state. A file is incoming/<commit>/<first chun
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -43,23 +43,27 @@ class PartialDownload:
             return {}
         return found
 
-    async def restore(self, commit: CommitId, hashes: Sequence[bytes]) -> dict[int, bytes]:
-        """The good chunks of the state at `commit`, by number. Leftovers of other downloads are deleted."""
-        here: dict[int, bytes] = {}
+    async def restore(self, commit: CommitId, hashes: Sequence[bytes], put: Callable[[int, bytes], None]) -> int:
+        """Call `put` with the number and the bytes of each good chunk of the state at `commit`; returns how many there are. Only
+        one file is in memory at a time. Leftovers of other downloads are deleted.
+        """
+        num_chunks = 0
         for name in await self._storage.list_names("incoming/"):
             match = _NAME.fullmatch(name)
             if match is None or match[1] != commit.hex():
                 await self._storage.delete(name)
                 continue
             data = await self._storage.read(name) or b""
-            good = self._good_chunks(int(match[2]), data, hashes)
-            if sum(map(len, good.values())) < len(data):
-                log.warning("kept_chunks_damaged", reason=f"{name} is damaged: {len(good)} chunks of it are used")
-            here |= good
-        return here
+            good_bytes = num_good = 0
+            for chunk, part in self._good_chunks(int(match[2]), data, hashes):
+                put(chunk, part)
+                good_bytes, num_good = good_bytes + len(part), num_good + 1
+            if good_bytes < len(data):
+                log.warning("kept_chunks_damaged", reason=f"{name} is damaged: {num_good} chunks of it are used")
+            num_chunks += num_good
+        return num_chunks
 
-    def _good_chunks(self, first_chunk: int, data: bytes, hashes: Sequence[bytes]) -> dict[int, bytes]:
-        good: dict[int, bytes] = {}
+    def _good_chunks(self, first_chunk: int, data: bytes, hashes: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         begin = 0
         for chunk in range(first_chunk, self._grid.num_chunks):
             start, stop = self._grid.bounds(chunk)
@@ -67,9 +71,8 @@ class PartialDownload:
             if end > len(data):
                 break
             if leaf_of_chunk(data[begin:end]) == hashes[chunk]:
-                good[chunk] = data[begin:end]
+                yield chunk, data[begin:end]
             begin = end
-        return good
 
     async def keep(self, commit: CommitId, first_chunk: int, chunks: Sequence[bytes]) -> None:
         """Write some consecutive chunks. If the disk refuses, a crash costs only their download."""

@@ -6,22 +6,25 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.vectors import picked
 from averaging.state.state import UnitState, state_root
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import HASH_BYTES, CommitId, Root
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
 NO_HEAD: Final = CommitId(bytes(HASH_BYTES))
+_VALUE_BYTES: Final = 4
+_READ_BYTES: Final = 1 << 20
+"""Part of a shard that is in memory at a time; a multiple of a value's bytes."""
 
 
 def start_state(
@@ -45,7 +48,7 @@ def start_state(
         RemoteProtocolError: the shards do not make up the unit's values.
     """
     whole = model or schema
-    anchor_N = picked(_given_anchor(whole, given), whole, schema) if given else genesis_anchor(schema, seed, whole)
+    anchor_N = _given_anchor(schema, whole, given) if given else genesis_anchor(schema, seed, whole)
     # zeros of NumPy take no memory until they are written
     momentum_N = torch.from_numpy(np.zeros(anchor_N.numel(), dtype=np.float32))
     return UnitState(schema.unit, head, 0, 0, anchor_N, momentum_N)
@@ -62,24 +65,37 @@ def start_root(
     return state_root(start_state(schema, seed, given=given, model=model), grid)
 
 
-def _given_anchor(schema: TensorSchema, given: Sequence[Path]) -> torch.Tensor:
-    parts = [_shard(path) for path in given]
-    num_values = sum(map(len, parts))
-    if num_values != schema.num_elements:
-        raise RemoteProtocolError(f"{num_values} weights to start with", f"{schema.num_elements}")
-    anchor_N = torch.from_numpy(np.concatenate(parts).astype(np.float32))
-    if not bool(torch.isfinite(anchor_N).all()):
+def _given_anchor(schema: TensorSchema, model: TensorSchema, given: Sequence[Path]) -> torch.Tensor:
+    """The values of the tensors of `schema`, which shards of all tensors of `model` hold. They are read in small parts."""
+    sources = {spec.name: model.offset(spec.name) for spec in schema.tensors}
+    anchor, num_values, is_finite = np.empty(schema.num_elements, dtype=np.float32), 0, True
+    for path in given:
+        for values in _values_of(path):
+            is_finite = is_finite and bool(np.isfinite(values).all())
+            for spec, first, stop in model.pieces(num_values, num_values + len(values)):
+                if spec.name in sources:
+                    begin, source = schema.offset(spec.name), sources[spec.name] - num_values
+                    anchor[begin + first : begin + stop] = values[source + first : source + stop]
+            num_values += len(values)
+    if num_values != model.num_elements:
+        raise RemoteProtocolError(f"{num_values} weights to start with", f"{model.num_elements}")
+    if not is_finite:
         raise RemoteProtocolError("weights to start with that are not finite", "numbers")
-    return anchor_N
+    return torch.from_numpy(anchor)
 
 
-def _shard(path: Path) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _values_of(path: Path) -> Iterator[npt.NDArray[np.float32]]:
+    """A shard's values, a part at a time. They are known to be right only once all of them were read."""
+    digest, num_bytes = sha256(), 0
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                digest.update(data)
+                num_bytes += len(data)
+                yield np.frombuffer(data, dtype="<f4", count=len(data) // _VALUE_BYTES)
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error.strerror})", "a shard of the run's first weights") from error
-    if sha256(data).hexdigest() != path.name:
+    if digest.hexdigest() != path.name:
         raise StorageError(f"{path} is damaged", "a shard of the run's first weights", "restore a copy")
-    if len(data) % 4:
-        raise RemoteProtocolError(f"a shard of {len(data)} bytes of weights", "whole float32 values")
-    return np.frombuffer(data, dtype="<f4")
+    if num_bytes % _VALUE_BYTES:
+        raise RemoteProtocolError(f"a shard of {num_bytes} bytes of weights", "whole float32 values")

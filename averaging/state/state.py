@@ -60,7 +60,9 @@ def header_from_bytes(data: bytes) -> StateHeader:
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """Outer state of a unit at a commit. The tensors are (N,) float32 on the CPU and never changed in place."""
+    """Outer state of a unit at a commit. The tensors are (N,) float32 on the CPU. Only the chain that holds the state may change them
+    in place, while it has lent them to nobody (rounds/lineage/unit_chain.py).
+    """
 
     unit: UnitName
     head: CommitId
@@ -124,6 +126,10 @@ class StateHashes:
         self._known: tuple[weakref.ref[torch.Tensor], tuple[bytes, ...]] | None = None
         """The last momentum, and the leaf hashes of its chunks."""
 
+    def forget(self) -> None:
+        """Call before the vectors of a state are changed in place."""
+        self._known = None
+
     def root(self, state: UnitState) -> Root:
         """As `state_root`; may be called on any thread."""
         known, chunks = self._known, state_chunks(state, self._grid)
@@ -137,14 +143,19 @@ class StateHashes:
 
 
 class StateParts:
-    """A state that is put together chunk by chunk, in any order. Each chunk is copied."""
+    """A state that is put together chunk by chunk, in any order. Each chunk is copied.
+
+    Besides the state it needs memory for one chunk. A momentum of zeros takes no memory.
+    """
 
     def __init__(self, header: StateHeader, grid: ChunkGrid) -> None:
         self._header = header
         self._grid = grid
         self._anchor_N = np.empty(grid.num_elements, dtype=np.float32)
-        self._momentum_N = np.empty(grid.num_elements, dtype=np.float32)
+        # zeros of NumPy take no memory until they are written
+        self._momentum_N = np.zeros(grid.num_elements, dtype=np.float32)
         self._here: set[int] = set()
+        self._is_finite = True
         self.num_bytes = 0
         """Bytes of the chunks so far."""
 
@@ -164,8 +175,11 @@ class StateParts:
         if chunk in self._here:
             return
         values = np.frombuffer(data, dtype="<f4")
+        momentum = values[stop - begin :]
+        self._is_finite = self._is_finite and bool(np.isfinite(values).all())
         self._anchor_N[begin:stop] = values[: stop - begin]
-        self._momentum_N[begin:stop] = values[stop - begin :]
+        if momentum.view("<u4").any():  # the bytes, because a negative zero is a value of its own
+            self._momentum_N[begin:stop] = momentum
         self._here.add(chunk)
         self.num_bytes += len(data)
 
@@ -177,7 +191,7 @@ class StateParts:
         """
         if len(self._here) != self._grid.num_chunks:
             raise RemoteProtocolError(f"{len(self._here)} state chunks", f"{self._grid.num_chunks}")
-        if not (np.isfinite(self._anchor_N).all() and np.isfinite(self._momentum_N).all()):
+        if not self._is_finite:
             raise RemoteProtocolError("a state with values that are not finite", "finite values", "ask another donor")
         header = self._header
         return UnitState(
@@ -188,17 +202,3 @@ class StateParts:
             torch.from_numpy(self._anchor_N),
             torch.from_numpy(self._momentum_N),
         )
-
-
-def state_from_chunks(header: StateHeader, chunks: Sequence[bytes | memoryview], grid: ChunkGrid) -> UnitState:
-    """Put a state together from its chunks, in order; the caller has checked them against a root.
-
-    Raises:
-        RemoteProtocolError: another number of chunks, one of the wrong length, or values that are not finite.
-    """
-    if len(chunks) != grid.num_chunks:
-        raise RemoteProtocolError(f"{len(chunks)} state chunks", f"{grid.num_chunks}")
-    parts = StateParts(header, grid)
-    for chunk, data in enumerate(chunks):
-        parts.put(chunk, data)
-    return parts.whole()

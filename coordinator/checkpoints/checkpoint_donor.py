@@ -6,10 +6,7 @@ checkpoint's files when they are asked for, and nothing is kept in memory but ha
 
 from __future__ import annotations
 
-import json
-import os
-import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +16,7 @@ from averaging.rounds.traffic.transfer import MAX_CHAIN_BYTES, TransferService, 
 from averaging.state.generations import CHUNKS_AT_ONCE, GenerationRef
 from averaging.state.state import StateHeader, leaf_of_chunk
 from coordinator.checkpoints.checkpoints import CheckpointManifest, momentum_name, parameters_name, read_manifest
+from coordinator.checkpoints.tensor_files import StoredVector
 from protocol.errors import ConfigError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.messages.requests import FetchCommits, FetchRequest
@@ -29,62 +27,8 @@ if TYPE_CHECKING:
     from coordinator.ledger.ledger import CheckpointRow, Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
 
-_VALUE_BYTES: Final = 4
-_LENGTH: Final = struct.Struct("<Q")
-_MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit of the safetensors format for its own header."""
-
 _KEPT_HASHES: Final = 2
 """Checkpoints whose hashes are cached: the newest one, and one that is being downloaded while it is replaced."""
-
-
-class StoredVector:
-    """Reads parts of a unit's flat vector from a safetensors file of float32 tensors. Blocks.
-
-    Raises:
-        StorageError: the file is no such file, or lacks a tensor of the unit.
-        OSError: it cannot be read.
-    """
-
-    def __init__(self, path: Path, schema: TensorSchema) -> None:
-        self._path = path
-        self._schema = schema
-        with path.open("rb") as file:
-            (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
-            if length > _MAX_HEADER_BYTES:
-                raise self._damaged("a header that is too long")
-            try:
-                header = json.loads(file.read(length))
-                offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-                self._begins = {name: _LENGTH.size + length + int(begin) for name, (begin, _) in offsets.items()}
-                sizes = {name: int(end) - int(begin) for name, (begin, end) in offsets.items()}
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise self._damaged("a header that cannot be read") from error
-        for spec in schema.tensors:
-            if sizes.get(spec.name) != _VALUE_BYTES * spec.num_elements:
-                raise self._damaged(f"no {spec.name} of {spec.num_elements} float32 values")
-
-    def _damaged(self, what: str) -> StorageError:
-        return StorageError(f"{self._path} has {what}", "a checkpoint's weights", "see: potluck checkpoint verify")
-
-    def read(self, start: int, stop: int) -> bytes:
-        """The values from `start` to `stop` of the flat vector, as little-endian float32."""
-        parts = []
-        with self._path.open("rb") as file:
-            for begin, num_bytes in self._spans(start, stop):
-                part = os.pread(file.fileno(), num_bytes, begin)
-                if len(part) != num_bytes:
-                    raise self._damaged("an early end")
-                parts.append(part)
-        return b"".join(parts)
-
-    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Offset in the file and length in bytes of each piece."""
-        for spec in self._schema.tensors:
-            offset = self._schema.offset(spec.name)
-            first, last = max(start, offset), min(stop, offset + spec.num_elements)
-            if first < last:
-                yield self._begins[spec.name] + _VALUE_BYTES * (first - offset), _VALUE_BYTES * (last - first)
 
 
 class CheckpointStates:
@@ -141,6 +85,7 @@ class CheckpointStates:
             if chunks is None:
                 return None
             found += await self._offload.run(partial(_leaves, chunks))
+            del chunks  # they would stay in memory while the next ones are read
         self._hashes[ref.name] = tuple(found)
         while len(self._hashes) > _KEPT_HASHES:
             del self._hashes[next(iter(self._hashes))]

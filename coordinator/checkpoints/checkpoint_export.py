@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
+from averaging.arithmetic.expert_dense import dense_config, dense_tensors
 from averaging.models.family import layout_of
-from averaging.models.llama.config import require_llama
-from coordinator.checkpoints.checkpoints import TOKENIZER_NAME, CheckpointManifest, load_checkpoint, sync_path
+from averaging.models.llama.config import LlamaConfig, require_llama
+from coordinator.checkpoints.checkpoints import (
+    TOKENIZER_NAME,
+    CheckpointManifest,
+    parameters_name,
+    sync_path,
+    verify_checkpoint,
+)
 from coordinator.checkpoints.exported_tokenizer import (
     ExportedTokenizer,
     byte_tokenizer,
@@ -28,6 +33,8 @@ from coordinator.checkpoints.exported_tokenizer import (
     tokenizer_config,
 )
 from coordinator.checkpoints.stored_file import OnRead
+from coordinator.checkpoints.stored_state import reading
+from coordinator.checkpoints.tensor_files import StoredVector, TensorSource, source_of, write_tensors
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import UnitName
 from protocol.tensors.expert_schema import held_units
@@ -56,7 +63,7 @@ def export_checkpoint(
 ) -> Exported:
     """Verify the checkpoint in `path` and write its model to `target`, a folder that is missing or empty. In a run of experts
     `expert` selects one; with the trunk it is an ordinary decoder (averaging/arithmetic/expert_dense.py). `on_read` as in
-    `load_checkpoint`.
+    `verify_checkpoint`.
 
     Raises:
         ConfigError: there is no checkpoint, `target` cannot be used, or the model is of no family of this release.
@@ -64,15 +71,15 @@ def export_checkpoint(
     """
     target = target.absolute()
     _ensure_free(target)
-    manifest, state = load_checkpoint(path, on_read)
+    manifest = verify_checkpoint(path, on_read)
     config, schema = _decoder(path, manifest)
     tokenizer = _tokenizer(path, manifest, config)
-    tensors = {
-        spec.name: state.anchor_N[schema.offset(spec.name) :][: spec.num_elements].reshape(spec.shape).clone()
-        for spec in schema.tensors
-    }
-    if manifest.experts is not None or expert is not None:
-        config, tensors = _dense(path, manifest, config, tensors, expert)
+    with reading():
+        stored = StoredVector(path / parameters_name(manifest.unit), schema)
+        tensors = {spec.name: stored.source(spec) for spec in schema.tensors}
+        if manifest.experts is not None or expert is not None:
+            config, dense = _dense(path, manifest, config, stored, expert)
+            tensors = {name: source_of(tensor) for name, tensor in dense.items()}
     origin = {
         "format": "pt",
         "potluck_run": manifest.run_name,
@@ -85,20 +92,20 @@ def export_checkpoint(
 
 
 def _dense(
-    path: Path,
-    manifest: CheckpointManifest,
-    config: ModelConfig,
-    tensors: dict[str, torch.Tensor],
-    expert: int | None,
-) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    from averaging.arithmetic.expert_dense import dense_config, dense_tensors  # imports torch
-
+    path: Path, manifest: CheckpointManifest, config: ModelConfig, stored: StoredVector, expert: int | None
+) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
+    """An expert's own decoder. Only its tensors and the trunk's are in memory."""
     if manifest.experts is None:
         raise ConfigError(f"expert {expert} of checkpoint {path}, whose run has none", "none", "leave --expert out")
     if expert is None:
         most = manifest.experts.num_experts - 1
         raise ConfigError(f"checkpoint {path} has experts", "one of them", f"name it: --expert 0 to {most}")
-    llama = require_llama(config)
+    llama, own = require_llama(config), f".experts.{expert}."
+    tensors = {
+        spec.name: stored.tensor(spec)
+        for spec in stored.schema.tensors
+        if ".experts." not in spec.name or own in spec.name
+    }
     return dense_config(llama, manifest.experts), dense_tensors(llama, manifest.experts, tensors, expert)
 
 
@@ -162,18 +169,16 @@ def _json(values: dict[str, object]) -> bytes:
 
 
 def _write(
-    target: Path, tensors: dict[str, torch.Tensor], origin: dict[str, str], files: dict[str, bytes]
+    target: Path, tensors: Mapping[str, TensorSource], origin: dict[str, str], files: dict[str, bytes]
 ) -> dict[str, int]:
     """Write all files into a temporary folder inside `target`, which may be a mount point, then move each into place."""
     temporary = target / _TEMPORARY
     names = [WEIGHTS_NAME, *files]
     with _taken_back_on_failure(target, names):
         temporary.mkdir()
-        save_file(tensors, temporary / WEIGHTS_NAME, metadata=origin)
+        write_tensors(temporary / WEIGHTS_NAME, tensors, origin)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
-        # safetensors makes its files private. Exported files get the same permissions as this user's other files.
-        (temporary / WEIGHTS_NAME).chmod((temporary / CONFIG_NAME).stat().st_mode & 0o777)
         for name in names:
             sync_path(temporary / name)
         for name in names:
@@ -194,8 +199,8 @@ def _taken_back_on_failure(target: Path, names: list[str]) -> Iterator[None]:
             target.mkdir(parents=True, exist_ok=True)
             undo.callback(_remove_files, target, names)
             yield
-        except (OSError, SafetensorError) as error:
-            cause = (error.strerror if isinstance(error, OSError) else "") or error
+        except OSError as error:
+            cause = error.strerror or error
             raise StorageError(
                 f"the export could not be written to {target} ({cause})",
                 "a writable folder with enough space",
@@ -220,7 +225,7 @@ def export_tensors(
     path: Path,
     manifest: CheckpointManifest,
     target: Path,
-    tensors: dict[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     config_of: Callable[[int | None], dict[str, object]],
     origin: dict[str, str],
 ) -> Exported:
@@ -239,10 +244,11 @@ def export_tensors(
     _ensure_free(target)
     config = parse_model(manifest.model)
     tokenizer = _tokenizer(path, manifest, config)
+    sources = {name: source_of(tensor) for name, tensor in tensors.items()}
     files = _side_files(config, tokenizer) | {CONFIG_NAME: _json(config_of(tokenizer.end if tokenizer else None))}
     metadata = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}
     return Exported(
-        manifest, _write(target, tensors, metadata | {"potluck_round": str(manifest.index)} | origin, files)
+        manifest, _write(target, sources, metadata | {"potluck_round": str(manifest.index)} | origin, files)
     )
 
 

@@ -24,7 +24,6 @@ from coordinator.checkpoints.checkpoints import (
     remove_leftovers,
     stored_unit,
     surplus,
-    together,
     unlisted_checkpoints,
     write_checkpoint,
 )
@@ -450,8 +449,7 @@ class Checkpointer:
                 continue
             fetched = await self._fetch(part.donors, part.unit, grid, part.commit, part.root)
             units.append(UnitContent(schema, grid, fetched, part.root))
-        whole = together(units, place.whole)
-        return replace(content, schema=place.whole, state=whole, units=tuple(units), mixture=place.mixture)
+        return replace(content, schema=place.whole, units=tuple(units), mixture=place.mixture)
 
     async def _known(self, schema: TensorSchema, grid: ChunkGrid, offload: Offload) -> UnitContent:
         """The newest state of a unit without a holder: the host's own copy or the newest checkpoint's, whichever is of a later

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-import torch
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from averaging.arithmetic.vectors import picked
-from averaging.state.state import UnitState, state_root
-from averaging.storage.text_name import text_name
+from averaging.state.state import StateHeader, UnitState, state_root
 from coordinator.checkpoints.stored_file import Count, FrozenModel, HexHash, OnRead, StoredFile, hash_file
+from coordinator.checkpoints.stored_state import StoredState
+from coordinator.checkpoints.tensor_files import TensorSource, source_of, write_tensors
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
@@ -118,8 +115,8 @@ class UnitContent:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContent:
-    """The content of a checkpoint. `root` is the attested state root. With several units `schema` and `state` are those of the
-    whole model under the spine's commit, as made by `together`, and `root` is the spine's.
+    """The content of a checkpoint. `root` is the attested state root. With several units `schema` is that of the whole model, and
+    `grid`, `state` and `root` are the spine's.
     """
 
     run_name: str
@@ -133,16 +130,10 @@ class CheckpointContent:
     units: tuple[UnitContent, ...] = ()
     mixture: MixtureConfig | None = None
 
-
-def together(units: Sequence[UnitContent], model: TensorSchema) -> UnitState:
-    """Combine the states of several units, the spine's first, into one of the whole model, with its tensors in the order of
-    `model`.
-    """
-    lying = TensorSchema(ALL_UNITS, tuple(spec for unit in units for spec in unit.schema.tensors))
-    states, spine = [unit.state for unit in units], units[0].state
-    anchor_N = picked(torch.cat([state.anchor_N for state in states]), lying, model)
-    momentum_N = picked(torch.cat([state.momentum_N for state in states]), lying, model)
-    return UnitState(ALL_UNITS, spine.head, spine.index, spine.total_tokens, anchor_N, momentum_N)
+    @property
+    def unit(self) -> UnitName:
+        """The name that the files have."""
+        return ALL_UNITS if self.units else self.state.unit
 
 
 def parameters_name(unit: str) -> str:
@@ -169,15 +160,21 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _split(flat_N: torch.Tensor, schema: TensorSchema) -> dict[str, torch.Tensor]:
-    return {
-        spec.name: flat_N[schema.offset(spec.name) :][: spec.num_elements].reshape(spec.shape).clone()
-        for spec in schema.tensors
-    }
+def _sources(content: CheckpointContent, vector: int) -> dict[str, TensorSource]:
+    """All tensors of the anchors (0) or of the momenta (1), in the memory in which they lie."""
+    held = [(unit.schema, unit.state) for unit in content.units] or [(content.schema, content.state)]
+    places = {spec.name: (schema, state) for schema, state in held for spec in schema.tensors}
+    found: dict[str, TensorSource] = {}
+    for spec in content.schema.tensors:
+        schema, state = places[spec.name]
+        values_N = (state.anchor_N, state.momentum_N)[vector]
+        found[spec.name] = source_of(values_N[schema.offset(spec.name) :][: spec.num_elements], spec.shape)
+    return found
 
 
-def _save(path: Path, flat_N: torch.Tensor, schema: TensorSchema) -> StoredFile:
-    save_file(_split(flat_N, schema), path, metadata={"format": "pt", "unit": schema.unit})
+def _save(path: Path, tensors: Mapping[str, TensorSource], unit: UnitName) -> StoredFile:
+    path.touch(mode=0o600)
+    write_tensors(path, tensors, {"format": "pt", "unit": unit})
     sync_path(path)
     return hash_file(path)
 
@@ -191,21 +188,21 @@ def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokeniz
 
 
 def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
-    state, schema = content.state, content.schema
+    state, schema, unit = content.state, content.schema, content.unit
     manifest = CheckpointManifest(
         run_name=content.run_name,
         run_id=content.run_id_hex,
-        unit=state.unit,
+        unit=unit,
         commit=state.head.hex(),
         index=state.index,
         total_tokens=state.total_tokens,
         state_root=content.root.hex(),
         chunk_elements=content.grid.chunk_elements,
         tensors=tuple(StoredTensor(name=s.name, shape=s.shape) for s in schema.tensors),
-        parameters=_save(folder / parameters_name(state.unit), state.anchor_N, schema),
-        momentum=_save(folder / momentum_name(state.unit), state.momentum_N, schema),
+        parameters=_save(folder / parameters_name(unit), _sources(content, 0), unit),
+        momentum=_save(folder / momentum_name(unit), _sources(content, 1), unit),
         model=content.model,
-        units=tuple(_stored(unit) for unit in content.units) or None,
+        units=tuple(map(_stored, content.units)) or None,
         experts=content.mixture,
         tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
         written_unix_s=now_unix_s,
@@ -261,15 +258,15 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: in
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         sync_path(folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        cause = (error.strerror if isinstance(error, OSError) else "") or error
+        cause = error.strerror or error
         raise StorageError(
             f"checkpoint of round {state.index} could not be written to {folder} ({cause})",
             "a writable folder with enough space",
             "free some space; older checkpoints and the run itself are untouched",
         ) from error
-    return CheckpointRow(state.head, state.unit, state.index, state.total_tokens, content.root, name, now_unix_s)
+    return CheckpointRow(state.head, content.unit, state.index, state.total_tokens, content.root, name, now_unix_s)
 
 
 def read_manifest(path: Path) -> CheckpointManifest:
@@ -313,97 +310,71 @@ def _check_file(path: Path, name: str, stored: StoredFile, on_read: OnRead = _no
         raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
 
 
-def _check_tokenizer(path: Path, stored: StoredTokenizer) -> None:
-    try:
-        _check_file(path, TOKENIZER_NAME, stored)
-    except OSError as error:
-        raise _damaged(path, f"{TOKENIZER_NAME} could not be read ({error.strerror})") from error
+def _check_files(path: Path, manifest: CheckpointManifest, on_read: OnRead) -> None:
+    files: list[tuple[str, StoredFile, OnRead]] = [
+        (parameters_name(manifest.unit), manifest.parameters, on_read),
+        (momentum_name(manifest.unit), manifest.momentum, on_read),
+    ]
+    if manifest.tokenizer is not None:
+        files.insert(0, (TOKENIZER_NAME, manifest.tokenizer, _no_report))
+    for name, stored, report in files:
+        try:
+            _check_file(path, name, stored, report)
+        except OSError as error:
+            raise _damaged(path, f"{name} could not be read ({error.strerror})") from error
 
 
-def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema, on_read: OnRead) -> torch.Tensor:
-    try:
-        _check_file(path, name, stored, on_read)
-        with text_name(path / name) as file:
-            tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        cause = (error.strerror if isinstance(error, OSError) else "") or error
-        raise _damaged(path, f"{name} could not be read ({cause})") from error
-    for spec in schema.tensors:
-        tensor = tensors.get(spec.name)
-        if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != torch.float32:
-            raise _damaged(path, f"{name} lacks {spec.name} as float32 of shape {spec.shape}")
-    return torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
-
-
-def load_checkpoint(path: Path, on_read: OnRead = _no_report) -> tuple[CheckpointManifest, UnitState]:
-    """Read a checkpoint, check every file's hash and recompute the state root from the tensors. `on_read` hears of the weights and
-    the momentum as they are hashed.
+def verify_checkpoint(path: Path, on_read: OnRead = _no_report) -> CheckpointManifest:
+    """Check every file's hash and recompute the state root from the tensors. The files are read a part at a time. Returns the
+    manifest if every byte is what was written. `on_read` hears of the weights and the momentum as they are hashed.
 
     Raises:
         ConfigError: there is no checkpoint.
         StorageError: it does not verify; says what is wrong.
     """
     manifest = read_manifest(path)
-    if manifest.tokenizer is not None:
-        _check_tokenizer(path, manifest.tokenizer)
-    unit = UnitName(manifest.unit)
-    schema = TensorSchema(unit, tuple(TensorSpec(t.name, t.shape) for t in manifest.tensors))
-    state = UnitState(
-        unit=unit,
-        head=CommitId(bytes.fromhex(manifest.commit)),
-        index=manifest.index,
-        total_tokens=manifest.total_tokens,
-        anchor_N=_load_flat(path, parameters_name(unit), manifest.parameters, schema, on_read),
-        momentum_N=_load_flat(path, momentum_name(unit), manifest.momentum, schema, on_read),
-    )
-    found = {manifest.state_root: state} if manifest.units is None else _units_of(path, manifest, schema, state)
-    for expected, part in found.items():
-        root = state_root(part, ChunkGrid(part.anchor_N.numel(), manifest.chunk_elements))
-        if root.hex() != expected:
-            raise _damaged(path, f"its tensors of {part.unit} have the root {root[:4].hex()}, not {expected[:8]}")
-    return manifest, state
+    _check_files(path, manifest, on_read)
+    for state in stored_states(path, manifest):
+        root, expected = state.root(), state.expected
+        if root != expected:
+            has = f"its tensors of {state.schema.unit} have the root {root[:4].hex()}"
+            raise _damaged(path, f"{has}, not {expected[:4].hex()}")
+    return manifest
 
 
-def _units_of(path: Path, manifest: CheckpointManifest, schema: TensorSchema, state: UnitState) -> dict[str, UnitState]:
-    """The states of several units, each checked against its root."""
-    shapes, found = {spec.name: spec for spec in schema.tensors}, dict[str, UnitState]()
-    named = [name for unit in manifest.units or () for name in unit.tensors]
-    if sorted(named) != sorted(shapes):
+def stored_states(path: Path, manifest: CheckpointManifest) -> Sequence[StoredState]:
+    """The states of a checkpoint's units, the spine's first. Nothing but the heads of the files is read.
+
+    Raises:
+        StorageError: a file cannot be read, or lacks a tensor.
+    """
+    shapes = {tensor.name: TensorSpec(tensor.name, tensor.shape) for tensor in manifest.tensors}
+    units: Sequence[tuple[StoredUnit | CheckpointManifest, Sequence[str]]] = [(manifest, list(shapes))]
+    if manifest.units is not None:
+        units = [(unit, unit.tensors) for unit in manifest.units]
+    if sorted(name for _, names in units for name in names) != sorted(shapes):
         raise _damaged(path, "its units have other tensors than it holds")
-    for unit in manifest.units or ():
-        wanted = TensorSchema(UnitName(unit.unit), tuple(shapes[name] for name in unit.tensors))
-        found[unit.state_root] = UnitState(
-            UnitName(unit.unit),
-            CommitId(bytes.fromhex(unit.commit)),
-            unit.index,
-            unit.total_tokens,
-            picked(state.anchor_N, schema, wanted),
-            picked(state.momentum_N, schema, wanted),
-        )
+    files = path / parameters_name(manifest.unit), path / momentum_name(manifest.unit)
+    found = []
+    for unit, names in units:
+        name = UnitName(unit.unit)
+        header = StateHeader(name, CommitId(bytes.fromhex(unit.commit)), unit.index, unit.total_tokens)
+        schema = TensorSchema(name, tuple(shapes[tensor] for tensor in names))
+        grid = ChunkGrid(schema.num_elements, manifest.chunk_elements)
+        found.append(StoredState(header, schema, grid, Root(bytes.fromhex(unit.state_root)), files))
     return found
 
 
 def stored_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitContent:
-    """One checked unit of a checkpoint with several.
+    """One unit of a checkpoint with several, in memory. The whole checkpoint is verified before.
 
     Raises:
-        ConfigError, StorageError: as `load_checkpoint`, or the checkpoint has no such unit.
+        ConfigError, StorageError: as `verify_checkpoint`, or the checkpoint has no such unit.
     """
-    manifest, state = load_checkpoint(path)
-    whole = TensorSchema(UnitName(manifest.unit), tuple(TensorSpec(t.name, t.shape) for t in manifest.tensors))
-    for root, part in _units_of(path, manifest, whole, state).items():
-        if part.unit == schema.unit:
-            return UnitContent(schema, grid, part, Root(bytes.fromhex(root)))
+    for state in stored_states(path, verify_checkpoint(path)):
+        if state.schema.unit == schema.unit:
+            return UnitContent(schema, grid, state.load(), state.expected)
     raise _damaged(path, f"it has no unit {schema.unit}")
-
-
-def verify_checkpoint(path: Path, on_read: OnRead = _no_report) -> CheckpointManifest:
-    """Check a checkpoint. Returns its manifest if every byte is what was written. `on_read` as in `load_checkpoint`.
-
-    Raises:
-        ConfigError, StorageError: as `load_checkpoint`.
-    """
-    return load_checkpoint(path, on_read)[0]
 
 
 def surplus(

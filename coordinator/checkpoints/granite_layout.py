@@ -58,11 +58,11 @@ def granite_tensors(decoder: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -
         )
         made[f"{mixed}.input_linear.weight"] = torch.cat([gate, up], dim=1)
         made[f"{mixed}.output_linear.weight"] = down
-        made[f"{mixed}.router.layer.weight"] = tensors[f"{own}.router.weight"].clone()
+        made[f"{mixed}.router.layer.weight"] = tensors[f"{own}.router.weight"]
         shared = [tensors[f"{own}.{part}.weight"] for part in _FEED]
         made[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = torch.cat(shared[:2])
-        made[f"model.layers.{layer}.shared_mlp.output_linear.weight"] = shared[2].clone()
-    return made | {LAYOUT.name(name): tensor.clone() for name, tensor in tensors.items() if not _is_fed(name)}
+        made[f"model.layers.{layer}.shared_mlp.output_linear.weight"] = shared[2]
+    return made | {LAYOUT.name(name): tensor for name, tensor in tensors.items() if not _is_fed(name)}
 
 
 def _is_fed(name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -29,6 +30,9 @@ _INDEX_NAME: Final = "model.safetensors.index.json"
 _CONFIG_NAME: Final = "config.json"
 _TOKENIZER_NAME: Final = "tokenizer.json"
 _MAX_JSON_BYTES: Final = 1 << 26
+_VALUES_AT_ONCE: Final = 1 << 20
+"""Values of a tensor that are in memory besides the model."""
+
 _DTYPES: Final = ("F32", "BF16", "F16")
 _SAME_TOKENS: Final = "set data.tokenizer to the tokenizer.json of these weights"
 
@@ -52,13 +56,11 @@ def check_checkpoint(folder: Path, config: ModelConfig) -> None:
 
 
 def _read(folder: Path, config: ModelConfig, *, has_values: bool) -> _Taken:
-    from safetensors import safe_open
-
     file = folder / _CONFIG_NAME
     layout_of(config).check_config_json(file, _read_json(file), config)
     taken = _Taken(config, has_values=has_values)
     for file in _weight_files(folder):
-        with _reading(file), text_name(file) as named, safe_open(named, framework="pt") as opened:
+        with _opened(file) as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping, it only has such a method
                 taken.take(file, name, opened)
     return taken
@@ -71,13 +73,15 @@ class _Slice(Protocol):
 
     def get_dtype(self) -> str: ...
 
+    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
 
 class _OpenedFile(Protocol):
     """An open safetensors file."""
 
-    def get_slice(self, name: str) -> _Slice: ...
+    def keys(self) -> list[str]: ...
 
-    def get_tensor(self, name: str) -> torch.Tensor: ...
+    def get_slice(self, name: str) -> _Slice: ...
 
 
 class _Taken:
@@ -90,7 +94,8 @@ class _Taken:
         self._wanted = {self._layout.name(spec.name): spec for spec in self._schema.tensors}
         self._flat_N = torch.empty(self._schema.num_elements if has_values else 0)
         self._places: dict[str, Path] = {}
-        self._copies: dict[str, torch.Tensor] = {}
+        self._copies: dict[str, Path] = {}
+        """Files of the tensors that must equal the embedding."""
 
     def take(self, file: Path, name: str, opened: _OpenedFile) -> None:
         """Take one tensor of an open file. Raises ConfigError as `read_weights`."""
@@ -105,7 +110,7 @@ class _Taken:
                 raise ConfigError(f"{file}: {name} has no place in the run's model", expected)
             is_copy = tuple(opened.get_slice(name).get_shape()) == self._schema.tensors[0].shape
             if is_copy and len(self._flat_N):
-                self._copies[name] = opened.get_tensor(name).float()
+                self._copies[name] = file
             return
         spec, part = self._wanted[name], opened.get_slice(name)
         if tuple(part.get_shape()) != spec.shape or part.get_dtype() not in _DTYPES:
@@ -114,9 +119,11 @@ class _Taken:
         if not len(self._flat_N):
             return
         values = self._values(spec)
-        values.copy_(opened.get_tensor(name))
-        if not bool(torch.isfinite(values).all()):
-            raise ConfigError(f"{file}: {name} has values that are not finite", "numbers")
+        for begin, rows in _by_rows(part):
+            own = values[begin : begin + len(rows)]
+            own.copy_(rows)
+            if not bool(torch.isfinite(own).all()):
+                raise ConfigError(f"{file}: {name} has values that are not finite", "numbers")
 
     def _values(self, spec: TensorSpec) -> torch.Tensor:
         return self._flat_N[self._schema.offset(spec.name) :][: spec.num_elements].view(spec.shape)
@@ -129,18 +136,32 @@ class _Taken:
 
     def finished(self, folder: Path) -> torch.Tensor:
         """(N,) float32: all weights. Raises ConfigError as `read_weights`."""
-        import torch
-
         self.check_all(folder)
         embedding = self._schema.tensors[0]
-        for name, copied in self._copies.items():
-            if not torch.equal(copied, self._values(embedding)):
+        for name, file in self._copies.items():
+            if not self._is_embedding(file, name):
                 raise ConfigError(
                     f"{folder}: {name} differs from {self._layout.name(embedding.name)}, and {_CONFIG_NAME} ties them",
                     "one tensor",
                     f"if the head was trained, set tie_word_embeddings in {_CONFIG_NAME} and model.is_tied to false",
                 )
         return self._flat_N
+
+    def _is_embedding(self, file: Path, name: str) -> bool:
+        import torch
+
+        values = self._values(self._schema.tensors[0])
+        with _opened(file) as opened:
+            rows = _by_rows(opened.get_slice(name))
+            return all(torch.equal(part.float(), values[begin : begin + len(part)]) for begin, part in rows)
+
+
+def _by_rows(part: _Slice) -> Iterator[tuple[int, torch.Tensor]]:
+    """Some rows of a tensor at a time, and the number of the first."""
+    num_rows, *row = part.get_shape()
+    each = max(1, _VALUES_AT_ONCE // prod(row))
+    for begin in range(0, num_rows, each):
+        yield begin, part[begin : begin + each]
 
 
 def check_tokenizer(folder: Path, config: ModelConfig, num_tokens: int) -> None:
@@ -228,6 +249,14 @@ def _read_small(file: Path) -> bytes:
         if file.stat().st_size > _MAX_JSON_BYTES:
             raise ConfigError(f"{file} is larger than {_MAX_JSON_BYTES} bytes", "a small JSON file")
         return file.read_bytes()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[_OpenedFile]:
+    from safetensors import safe_open
+
+    with _reading(file), text_name(file) as named, safe_open(named, framework="pt") as opened:
+        yield opened
 
 
 @contextmanager

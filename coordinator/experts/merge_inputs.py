@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from averaging.arithmetic.vectors import picked
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
 from averaging.data.sources.texts import Split
 from averaging.models.llama.config import LlamaConfig, require_llama
 from coordinator.checkpoints.checkpoint_export import Exported, ensure_free, export_tensors
-from coordinator.checkpoints.checkpoints import CheckpointManifest, load_checkpoint
+from coordinator.checkpoints.checkpoints import CheckpointManifest, stored_states, verify_checkpoint
 from coordinator.checkpoints.granite_layout import granite_config, granite_tensors
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from protocol.errors import ConfigError, PotluckError, StorageError
@@ -30,7 +29,6 @@ from protocol.run.manifest import open_manifest
 from protocol.tables import printable
 from protocol.tensors.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
 from protocol.tensors.model_families import parse_model
-from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 
 DATA_FOLDER: Final = "data"
 MOST_SHARDS: Final = 4
@@ -118,15 +116,11 @@ def read_parts(paths: Sequence[Path]) -> MergingParts:
 
 
 def _read(path: Path) -> _Checkpoint:
-    manifest, state = load_checkpoint(path)
-    shapes = {tensor.name: TensorSpec(tensor.name, tensor.shape) for tensor in manifest.tensors}
-    whole = TensorSchema(UnitName(manifest.unit), tuple(shapes.values()))
-    units = {}
-    for unit in manifest.units or ():
-        if not unit.index and unit.unit != TRUNK:
-            continue  # initial state: this expert had no holder
-        wanted = TensorSchema(UnitName(unit.unit), tuple(shapes[name] for name in unit.tensors))
-        units[wanted.unit] = (unit.state_root, picked(state.anchor_N, whole, wanted))
+    manifest, units = verify_checkpoint(path), dict[UnitName, tuple[str, torch.Tensor]]()
+    for state in stored_states(path, manifest) if manifest.units is not None else ():
+        header = state.header
+        if header.index or header.unit == TRUNK:  # an expert in its initial state had no holder
+            units[header.unit] = (state.expected.hex(), state.load_anchor())
     return _Checkpoint(path, manifest, units)
 
 

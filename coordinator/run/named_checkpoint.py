@@ -147,7 +147,7 @@ def write_model(model: RunModel, folder: Path) -> Path:
 
 def content_of(model: RunModel) -> CheckpointContent:
     """The content of the checkpoint of a peer's model."""
-    from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, together
+    from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent
     from coordinator.run.run_files import RunTokenizer
 
     manifest, spine = model.manifest, model.units[0]
@@ -165,8 +165,7 @@ def content_of(model: RunModel) -> CheckpointContent:
     if len(model.units) == 1:
         return content
     units = tuple(UnitContent(unit.schema, unit.grid, unit.state, unit.root) for unit in model.units)
-    whole = manifest.model_schema
-    return replace(content, schema=whole, state=together(units, whole), units=units, mixture=manifest.config.mixture)
+    return replace(content, schema=manifest.model_schema, units=units, mixture=manifest.config.mixture)
 
 
 def fetch_checkpoint(

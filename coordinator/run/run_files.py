@@ -297,7 +297,8 @@ def _start_bytes(config: RunConfig, base: Path) -> memoryview:
         return NO_START
     from coordinator.checkpoints.weights_import import read_weights
 
-    return memoryview(read_weights(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
+    values_N = read_weights(base / config.run.start_from, config.model).numpy()
+    return values_N.astype("<f4", copy=False).data.cast("B")
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.estimates.dry_run import Estimate, traffic_estimates
+from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimates
 from protocol.estimates.estimates import (
-    host_memory_bytes,
+    checkpoint_fetch_bytes,
     kept_checkpoints,
     ledger_bytes,
     packed_bytes,
     run_size,
 )
 from protocol.estimates.pipeline_estimates import stage_estimates
-from protocol.estimates.unit_disk import disk_phrase
-from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
 from protocol.tables import in_bytes, whole
@@ -34,14 +32,16 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
     kept = kept_checkpoints(
         size.fast_rounds, every_rounds=rules.every_rounds, keep=rules.keep, keep_every=rules.keep_every
     )
-    fetched_bytes = size.state_bytes * size.slow_rounds_per_day // rules.every_rounds
+    fetched_bytes = checkpoint_fetch_bytes(run) * size.slow_rounds_per_day // rules.every_rounds
+    written_bytes = size.state_bytes * size.slow_rounds_per_day // rules.every_rounds
     kept_bytes, ledger = kept * size.state_bytes, ledger_bytes(size.fast_rounds, members)
     return (
         Estimate("model", f"{whole(size.num_parameters)} parameters"),
-        Estimate("memory", f"about {in_bytes(host_memory_bytes(size.num_parameters))}"),
+        Estimate("memory", f"about {in_bytes(size.host_bytes)}"),
         Estimate("disk", f"checkpoints {in_bytes(kept_bytes)}: {whole(kept)} of {in_bytes(size.state_bytes)}"),
         Estimate("", f"ledger {in_bytes(ledger)}, with {members} peers in {whole(size.fast_rounds)} rounds"),
         Estimate("", f"data {_data(run, data)}"),
+        Estimate("", f"writes {in_bytes(size.state_bytes)} a checkpoint, {in_bytes(written_bytes)} a day"),
         Estimate("a day", f"down {in_bytes(fetched_bytes)} for checkpoints, at a round every {_interval(run)};"),
         Estimate("", "up at most the data once for each peer; peers pass it on, too"),
     )
@@ -50,10 +50,9 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
 def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     """The needs of each peer that accepts inbound connections."""
     size = run_size(run)
-    memory_bytes = peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback)
     return (
-        Estimate("memory", f"about {in_bytes(memory_bytes)}"),
-        Estimate("disk", f"{disk_phrase(size.disk_bytes)}, and its data"),
+        Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),
+        *disk_estimates(run, "its data"),
         *stage_estimates(run),
         *traffic_estimates(run, reduces=True),
     )

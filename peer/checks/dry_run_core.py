@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import MachineError
-from protocol.estimates.dry_run import Estimate, traffic_estimates
+from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimates
 from protocol.estimates.estimates import run_size
 from protocol.estimates.pipeline_estimates import stage_estimates
-from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, disk_phrase
+from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER
+from protocol.memory_costs import PEER_BASE_BYTES
 from protocol.pipeline.placement.cutting import stages_that_fit
-from protocol.pipeline.placement.peer_memory import PEER_MEMORY_BASE_BYTES, peer_memory_bytes
 from protocol.run.manifest import RunConfig
 from protocol.tables import in_bytes, whole
 from protocol.tensors.stage_schema import stage_unit
@@ -34,7 +34,7 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
     if run is None:
         return (
             Estimate("model", _UNKNOWN),
-            Estimate("memory", f"{_UNKNOWN}; {in_bytes(PEER_MEMORY_BASE_BYTES)} beside the model"),
+            Estimate("memory", f"{_UNKNOWN}; {in_bytes(PEER_BASE_BYTES)} beside the model"),
             Estimate("disk", f"{_UNKNOWN}; beside it at most {in_bytes(offer.cache_bytes)} of data"),
             Estimate("traffic", _UNKNOWN),
             *_quota(offer),
@@ -42,10 +42,8 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
     size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
     return (
         Estimate("model", f"{whole(size.num_parameters)} parameters"),
-        Estimate(
-            "memory", f"about {in_bytes(peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback))}"
-        ),
-        Estimate("disk", f"{disk_phrase(size.disk_bytes)}, and {in_bytes(data_kept_bytes)} of data"),
+        Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),
+        *disk_estimates(run, f"{in_bytes(data_kept_bytes)} of data"),
         Estimate(
             "at the start",
             f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",

@@ -77,7 +77,7 @@ class StageRounds:
         """
         self.shares.anchor_moved(anchor_N)
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         """Not available: no peer holds the whole model.
 
         Raises:

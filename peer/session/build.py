@@ -6,6 +6,7 @@ Rules: R18, R24 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +22,9 @@ from averaging.network.seams.interfaces import Storage
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.lineage.head_state import LentAnchor, Loan
 from averaging.rounds.lineage.retention import update_bytes
-from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.unit_chain import UnitChain, lend
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
@@ -37,10 +39,12 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
+from peer.training.peer_trainer import PeerTrainer
 from peer.training.replica.compile_folder import COMPILE_FOLDER
 from peer.training.replica.moments import MOMENTS_NAME, MOST_COMMITS_OLD
 from peer.training.training_plan import MachinePlan, TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
+from protocol.estimates.unit_disk import Occasion
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.messages import Member
@@ -117,7 +121,7 @@ async def _open_chain(
     chain = UnitChain(tools, start, await tools.offload.run(make), None if given else make)
     await chain.restore()
     if tools.generations.last_load.problems:
-        await chain.keep()  # damaged files are gone: keep a good copy before the next start needs one
+        await chain.keep(Occasion.WANTED)  # damaged files are gone: keep a good copy before the next start needs one
     return chain
 
 
@@ -151,9 +155,33 @@ def _found(chain: UnitChain) -> Restored:
 
 
 def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
-    """The anchors of all units, concatenated, (N,) float32. With one unit its own tensor, not a copy."""
+    """The anchors of all units, concatenated, (N,) float32, before their rounds begin. With one unit its own tensor, not a copy."""
     anchors = [chain.state.anchor_N for chain in chains]
     return anchors[0] if len(anchors) == 1 else torch.cat(anchors)
+
+
+async def lent_anchor(chains: Sequence[UnitChain]) -> LentAnchor:
+    """As `whole_anchor`, while rounds go on: it stays as it is until it is given back."""
+    with ExitStack() as undone:
+        loans = list[Loan]()
+        for chain in chains:
+            loans.append(await lend(chain))
+            undone.callback(loans[-1].give_back)
+        undone.pop_all()
+        return LentAnchor(loans)
+
+
+async def load_anchors(chains: Sequence[UnitChain], trainer: PeerTrainer) -> None:
+    """Begin training at the heads of all units. Commits that come before the trainer is ready make states of their own, since it
+    gets these first and their shifts after.
+    """
+    loans, tokens = [await lend(chain) for chain in chains], chains[0].head.total_tokens
+    try:
+        anchors = {place: loan.state.anchor_N for place, loan in enumerate(loans)}
+        await trainer.load_units(anchors, schedule_tokens=tokens)
+    finally:
+        for loan in loans:
+            loan.give_back()
 
 
 def result_codec(config: RunConfig) -> Codec | None:

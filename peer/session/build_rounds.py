@@ -42,6 +42,7 @@ def unit_service(
         mixing,
         life.board.spans.record,
         credential=lambda: joined.roster.own_credential,
+        steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
     )
     return RoundService(config, chain, open_round, tools, rounds)
 

@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import structlog
+import torch
 import trio
 
 from averaging.codecs import codec_by_name
@@ -34,7 +36,7 @@ from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.discovery import DirectoryPoller
 from averaging.state.generations import Generations
 from averaging.state.run_model import ModelUnit, RunModel
-from averaging.state.start_state import start_state
+from averaging.state.state import UnitState
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from averaging.trio_errors import run_single_error
@@ -129,7 +131,6 @@ class _Run:
     donors: tuple[PeerId, ...]
     start: bytes
     host_roots: Mapping[CommitId, Root]
-    given: tuple[Path, ...]
     folder: Path
     ca_certificate_der: bytes
 
@@ -171,11 +172,13 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
         roster.serve(network)
         donors = (*await _members(network, membership, roster), membership.coordinator)
         cache = ShardCache(visit.config.state_dir / DATA_FOLDER, visit.config.cache_bytes)
-        files = [entry for entry in (membership.dataset.tokenizer, *membership.dataset.part("start")) if entry]
-        await fetch_data(network, files, cache, lambda: donors, lambda sentence: log.info("fetching", what=sentence))
-        given = tuple(cache.path(entry.sha256) for entry in membership.dataset.part("start"))
+        if membership.dataset.tokenizer is not None:
+            files = [membership.dataset.tokenizer]
+            await fetch_data(
+                network, files, cache, lambda: donors, lambda sentence: log.info("fetching", what=sentence)
+            )
         host_roots = await roots_of_host(client)
-        run = _Run(network, membership, donors, start, host_roots, given, visit.folder, invite.ca_certificate_der)
+        run = _Run(network, membership, donors, start, host_roots, visit.folder, invite.ca_certificate_der)
         units, proof = await _fetch_units(run, on_progress)
         return RunModel(membership.manifest, units, read_tokenizer(membership.dataset, cache), proof)
 
@@ -234,7 +237,7 @@ async def roots_of_host(client: CoordinatorClient) -> dict[CommitId, Root]:
 async def _fetch_units(run: _Run, on_progress: OnProgress) -> tuple[tuple[ModelUnit, ...], str]:
     """All units, each in its newest state that is attested; the stages of a pipeline in one round."""
     manifest = run.membership.manifest
-    chains = [await _chain(run, schema) for schema in manifest.unit_schemas().values()]
+    chains = [_chain(run, schema) for schema in manifest.unit_schemas().values()]
     lineages = [await _lineage(run, chain) for chain in chains]
     roots = [_roots(links, run.host_roots) for links in lineages]
     if manifest.config.stages is not None:
@@ -297,7 +300,7 @@ async def _lineage(run: _Run, chain: UnitChain) -> Sequence[ChainLink]:
     return best.lineage.links
 
 
-async def _chain(run: _Run, schema: TensorSchema) -> UnitChain:
+def _chain(run: _Run, schema: TensorSchema) -> UnitChain:
     """The unit at the start of the run, with a folder for what arrives."""
     manifest, offload = run.membership.manifest, ThreadOffload()
     config = manifest.config
@@ -314,5 +317,6 @@ async def _chain(run: _Run, schema: TensorSchema) -> UnitChain:
         Generations(storage, grid, offload),
         results=result_codec(config),
     )
-    make = partial(start_state, schema, config.run.seed, genesis_id(run.start), run.given, manifest.model_schema)
-    return UnitChain(tools, run.start, await offload.run(make), make)
+    # The chain only checks certificates here. So its state needs no values, and zeros of NumPy take no memory.
+    zeros_N = torch.from_numpy(np.zeros(schema.num_elements, dtype=np.float32))
+    return UnitChain(tools, run.start, UnitState(schema.unit, genesis_id(run.start), 0, 0, zeros_N, zeros_N))

@@ -64,6 +64,7 @@ async def trainer_on_cards(
     layout, board = await run_layout(life, run, plan, anchor_N, plan.experts), life.board
     without = partial(world_without, board.own_cards, life.config, run, plan.experts)
     async with open_trainer(plan, layout, anchor_N, life.worker, without) as trainer:
+        del anchor_N
         board.machine.trains_on = lambda: trainer.card
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
         yield trainer

@@ -13,6 +13,7 @@ import torch
 import trio
 
 from averaging.network.seams.interfaces import Trainer
+from averaging.rounds.lineage.head_state import LentAnchor
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.spans import EVALUATE, spanned
 from averaging.rounds.unit_service import RoundService
@@ -355,40 +356,47 @@ class ExpertLosses:
         return tuple(e for e in self.held if turns.is_ours(expert_unit(e), link.index, can_measure(e)))
 
 
+Measure = Callable[[LentAnchor, ChainLink], Awaitable[HeldoutResult]]
+
+
 async def evaluate_commits(
     service: RoundService,
     trainer: Trainer,
     turns: EvaluationTurns,
     board: StatusBoard,
     is_over: Callable[[], bool],
-    whole: Callable[[], torch.Tensor],
+    whole: Callable[[], Awaitable[LentAnchor]],
     experts: ExpertLosses | None = None,
 ) -> None:
     """Measure the held-out loss of the commits assigned to this peer, until the run is over and its last commit is measured.
-    `whole()` returns the current outer parameters of all units, (N,) float32. In a run of experts one holder measures each expert.
+    `whole()` lends the current outer parameters of all units, (N,) float32. In a run of experts one holder measures each expert.
     """
     done: CommitId | None = None
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
             is_ours, ours = turns.is_commit_ours(link), experts.ours(link, turns) if experts is not None else ()
-            if board.allowed.may_compute and experts is not None and ours:
-                of_experts = partial(_of_experts, trainer, experts, ours, has_prose=is_ours)
-                await _evaluate(of_experts, link, whole(), board)
-            elif board.allowed.may_compute and experts is None and is_ours:
-                await _evaluate(partial(_of_model, trainer), link, whole(), board)
+            measure: Measure | None = None
+            if experts is not None and ours:
+                measure = partial(_of_experts, trainer, experts, ours, has_prose=is_ours)
+            elif experts is None and is_ours:
+                measure = partial(_of_model, trainer)
+            if board.allowed.may_compute and measure is not None:
+                lent = await whole()
+                try:
+                    if service.chain.state.head == link.commit:  # else a commit came while the state was not to be had
+                        await _evaluate(measure, link, lent, board)
+                finally:
+                    lent.give_back()
             done = link.commit
         else:
             with trio.move_on_after(5.0):
                 await service.wait_changed()
 
 
-Measure = Callable[[torch.Tensor, ChainLink], Awaitable[HeldoutResult]]
-
-
-async def _of_model(trainer: Trainer, anchor_N: torch.Tensor, link: ChainLink) -> HeldoutResult:
-    nats = await trainer.evaluate(anchor_N)
-    prose_nats = await trainer.evaluate_prose(anchor_N)
+async def _of_model(trainer: Trainer, lent: LentAnchor, link: ChainLink) -> HeldoutResult:
+    prose_nats = await trainer.evaluate_prose(lent.values_N)
+    nats = await trainer.evaluate(lent.values_N, read=lent.give_back)
     return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats)
 
 
@@ -396,22 +404,22 @@ async def _of_experts(
     trainer: Trainer,
     experts: ExpertLosses,
     ours: Sequence[int],
-    anchor_N: torch.Tensor,
+    lent: LentAnchor,
     link: ChainLink,
     *,
     has_prose: bool,
 ) -> HeldoutResult:
-    found = tuple([(expert, await experts.measure(anchor_N, expert)) for expert in ours])
-    prose_nats = await trainer.evaluate_prose(anchor_N) if has_prose else None
+    found = tuple([(expert, await experts.measure(lent.values_N, expert)) for expert in ours])
+    prose_nats = await trainer.evaluate_prose(lent.values_N) if has_prose else None
     nats = math.fsum(nats for _, nats in found) / len(found)
     return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found)
 
 
-async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: StatusBoard) -> None:
+async def _evaluate(measure: Measure, link: ChainLink, lent: LentAnchor, board: StatusBoard) -> None:
     try:
         span = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
         with trio.move_on_after(EVALUATE_WITHIN_S), span:
-            board.heldout.append(await measure(anchor_N, link))
+            board.heldout.append(await measure(lent, link))
             del board.heldout[:-MAX_HELDOUT_KEPT]
     except PotluckError as error:
         log.info("not_evaluated", index=link.index, reason=error.one_line())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -69,8 +69,11 @@ class PeerTrainer(Protocol):
         """Set the anchor from which training restarts. The vector is kept, not copied."""
         ...
 
-    async def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+    async def evaluate(
+        self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
+    ) -> float:
         """Held-out loss of the whole model's parameters in nats per byte; with `expert`, the loss of that expert on its text.
+        `read` is called once the vector may change.
 
         Raises:
             WorkerDied: ask again later.

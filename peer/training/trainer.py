@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -95,6 +95,8 @@ class WorkerTrainer:
         self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
         self._spans = plan.units.spans
         self._process = TrainingProcess(plan.units.whole.num_elements, early)
+        self._is_offered = False
+        """Whether others still read the last snapshot where it lies."""
         self._vectors = self._process.vectors
         self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
         """The anchor of each unit, from which the next worker starts."""
@@ -158,9 +160,8 @@ class WorkerTrainer:
             reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being restarted")
-            theta_N = self._vectors.part(Area.OUT, self._spans[unit]).clone()
-            self._vectors.empty(Area.OUT)
-            return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step)
+            theta_N = self._vectors.part(Area.OUT, self._spans[unit])
+            return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step, may_overwrite=True)
 
     async def shift(
         self,
@@ -193,7 +194,9 @@ class WorkerTrainer:
         if not self._ready.is_set():  # a worker that is starting reads it at the end of its start
             self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
 
-    async def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+    async def evaluate(
+        self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
+    ) -> float:
         """Held-out loss of the whole model's parameters in nats per byte. With `expert`: the loss of that expert, which is held
         here, on its text.
 
@@ -202,30 +205,29 @@ class WorkerTrainer:
             LossNotFinite: these parameters have none.
             DoesNotFit: the card's memory is not enough for an evaluation, or for the model.
         """
-        return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N)
+        return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N, read)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
         return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
 
-    async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
-        reply = await self._measured(command, anchor_N)
-        if reply.does_not_fit:
-            raise DoesNotFit(NO_ROOM_TO_EVALUATE)
-        return all_finite((reply.loss_nats,))[0]
-
-    async def _measured(self, command: Command, anchor_N: torch.Tensor) -> Reply:
+    async def _loss_of(
+        self, command: Command, anchor_N: torch.Tensor, read: Callable[[], None] = lambda: None
+    ) -> float:
         if self._misfit:
             raise DoesNotFit(self._misfit)
         async with self._command_lock:
             await self._until_ready()
             self._vectors.write(Area.IN, anchor_N)
+            read()
             reply = await self._exchange(command)
             if reply is not None:
                 self._vectors.empty(Area.IN)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being restarted")
-        return reply
+        if reply.does_not_fit:
+            raise DoesNotFit(NO_ROOM_TO_EVALUATE)
+        return all_finite((reply.loss_nats,))[0]
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Current counters, with the ready tokens of this unit."""
@@ -295,10 +297,12 @@ class WorkerTrainer:
 
     async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""
-        self._vectors.part(Area.IN, self._spans[command.unit]).copy_(values_N)
-        reply = await self._exchange(command)
+        span = self._spans[command.unit]
+        reply = await self._exchange(command.model_copy(update={"area": self._vectors.laid(values_N, span)}))
         if reply is not None:
             self._vectors.empty(Area.IN)
+            if not self._is_offered:
+                self._vectors.empty(Area.OUT, span)
         return reply
 
     async def _until_ready(self) -> None:
@@ -483,11 +487,10 @@ async def open_worker_trainer(
     plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None, devices: Sequence[str] = ()
 ) -> AsyncIterator[WorkerTrainer]:
     """A running trainer that begins at `anchor_N`, (N,) with all units one after another. Its workers end with the context.
-
-    Args:
-        devices: as of `WorkerTrainer`.
+    `devices` as of `WorkerTrainer`.
     """
     trainer = WorkerTrainer(plan, anchor_N, early, devices)
+    del anchor_N
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.supervise)

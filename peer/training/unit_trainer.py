@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -41,9 +41,9 @@ class UnitTrainer:
         """Set the anchor from which this unit restarts after the worker dies."""
         await self._worker.set_anchor(anchor_N, unit=self._place)
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         """Held-out loss of the whole model: `anchor_N` holds the values of all units. Raises as `PeerTrainer.evaluate`."""
-        return await self._worker.evaluate(anchor_N)
+        return await self._worker.evaluate(anchor_N, read=read)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """As `evaluate`, over the run's prose."""

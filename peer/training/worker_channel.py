@@ -1,8 +1,8 @@
 """The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
 
 No pickle, no multiprocessing. The shared mapping has two areas of N float32. The daemon writes to `IN`, from which a starting
-worker also reads the anchor. The worker writes to `OUT`. An area takes memory only between its write and its use: its last reader
-frees the pages if the system can.
+worker also reads the anchor. The worker writes snapshots to `OUT`; the daemon makes shifts of them there. An area takes memory only
+between its write and its last use: then the daemon frees the pages if the system can.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Command(_Message):
     shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume, slow (train at 1 / factor), stop. The first
     three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together.
     `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After a snapshot no step is
-    taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait.
+    taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait. `area` holds the values
+    of a load or a shift.
     """
 
     kind: Literal["command"] = "command"
@@ -74,6 +75,7 @@ class Command(_Message):
     kept: tuple[tuple[int, int, float], ...] = ()
     still_s: float = 0.0
     expert: int | None = None
+    area: Area = Area.IN
 
     def numbered(self, number: int) -> Command:
         """A copy with its number, as it is sent to the worker."""
@@ -218,6 +220,7 @@ class SharedVectors:
     """Two float32 vectors of N in one mapping, each (N,) and writable, shared by both processes."""
 
     def __init__(self, descriptor: int, num_elements: int) -> None:
+        self._num_elements = num_elements
         self._area_bytes = _area_bytes(num_elements)
         self._mapping = mmap.mmap(descriptor, mapping_bytes(num_elements))
         whole = torch.frombuffer(memoryview(self._mapping), dtype=torch.float32)
@@ -239,11 +242,26 @@ class SharedVectors:
         """The values [begin, stop) of an area, as `view`."""
         return self._areas[area, span[0] : span[1]]
 
-    def empty(self, area: Area) -> None:
-        """Free the area's memory until the next write. Its content is undefined until then."""
-        if hasattr(mmap, "MADV_REMOVE"):
+    def laid(self, values_N: torch.Tensor, span: tuple[int, int]) -> Area:
+        """The area in which the worker finds a unit's values, (N,). They are copied, unless they were written over the snapshot."""
+        if values_N.data_ptr() == self.part(Area.OUT, span).data_ptr():
+            return Area.OUT
+        self.part(Area.IN, span).copy_(values_N)
+        return Area.IN
+
+    def empty(self, area: Area, span: tuple[int, int] | None = None) -> None:
+        """Free the memory of an area, or of the values [begin, stop) of it, until the next write. Its content is undefined until
+        then. Values that share a page with others keep it.
+        """
+        begin_bytes, stop_bytes = 0, self._area_bytes
+        if span is not None:
+            begin_bytes = -(-4 * span[0] // mmap.PAGESIZE) * mmap.PAGESIZE
+            stop_bytes = (
+                self._area_bytes if span[1] == self._num_elements else 4 * span[1] // mmap.PAGESIZE * mmap.PAGESIZE
+            )
+        if hasattr(mmap, "MADV_REMOVE") and begin_bytes < stop_bytes:
             with suppress(OSError):  # the file system cannot do it
-                self._mapping.madvise(mmap.MADV_REMOVE, area * self._area_bytes, self._area_bytes)
+                self._mapping.madvise(mmap.MADV_REMOVE, area * self._area_bytes + begin_bytes, stop_bytes - begin_bytes)
 
     def put_down(self) -> None:
         """Drop this process's mapping of the pages, so that they do not count as its memory. The content stays for the other

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.estimates.estimates import run_size
+from protocol.estimates.unit_disk import disk_phrase
 from protocol.run.manifest import RunConfig
 from protocol.run.traffic import needed_mbit_per_s, round_bytes
 from protocol.tables import in_bytes, printable, whole
@@ -73,6 +74,18 @@ def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:
         Estimate("", f"more where all peers together train over {whole(size.fast_tokens_per_s)} tokens/s"),
         Estimate("whole run", f"{_both_ways(up_and_down, size.fast_rounds)}, in {whole(size.fast_rounds)} rounds;"),
         Estimate("", "more where rounds are due before their target tokens are reached"),
+    )
+
+
+def disk_estimates(run: RunConfig, data: str) -> tuple[Estimate, ...]:
+    """The disk of one peer, with its `data`, and the bytes that it writes there in a round and in a day."""
+    size, interval_s = run_size(run), run.round.longest_interval_s
+    a_day = in_bytes(size.write_bytes * size.slow_rounds_per_day)
+    return (
+        Estimate("disk", f"{disk_phrase(size.disk_bytes)}, and {data}"),
+        Estimate(
+            "", f"writes about {in_bytes(size.write_bytes)} a round, {a_day} a day at a round every {interval_s:g} s"
+        ),
     )
 
 

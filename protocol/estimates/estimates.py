@@ -9,19 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, feedback_disk_bytes, unit_disk_bytes
+from protocol.estimates.unit_disk import (
+    STATE_BYTES_PER_PARAMETER,
+    commit_write_bytes,
+    feedback_disk_bytes,
+    feedback_write_bytes,
+    replay_at_most,
+    unit_disk_bytes,
+)
+from protocol.kinds.outer_table import OUTER_STEPS
+from protocol.memory_costs import HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
+from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.traffic import update_bytes
+from protocol.tensors.model_config import model_schema
+from protocol.tensors.model_units import model_units
 
 if TYPE_CHECKING:
     from protocol.run.manifest import RunConfig
 
 SECONDS_PER_DAY: Final = 86_400
-
-HOST_MEMORY_BASE_BYTES: Final = 1 << 29
-"""Measured: one Python process with torch, p2pd, and the pieces of text that are packed."""
-
-HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
-"""Measured: a state (8), written as a checkpoint and read back to verify it, with some margin."""
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
 """Measured: a commit's row and three points of the loss curves, with their index entries and checksums
@@ -45,7 +51,9 @@ class RunSize:
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
         fast_tokens_per_s: a swarm that trains more than this reaches the target before the longest interval, so it has more rounds.
         disk_bytes: the most that a peer keeps of the run, without its data and the log of the rounds.
-        has_feedback: whether the run has error feedback, which every peer keeps next to its state.
+        write_bytes: the average that a peer writes to its disk in a round of all its units, without its log and without data.
+        peer_bytes: of memory of a peer that holds the most and trains on the CPU.
+        host_bytes: of memory of the host.
         fast_rounds: of the whole run, for such a swarm; a slower one needs more.
     """
 
@@ -58,7 +66,9 @@ class RunSize:
     fast_tokens_per_s: float
     fast_rounds: int
     disk_bytes: int
-    has_feedback: bool = False
+    write_bytes: int
+    peer_bytes: int
+    host_bytes: int
 
 
 def run_size(config: RunConfig) -> RunSize:
@@ -66,6 +76,7 @@ def run_size(config: RunConfig) -> RunSize:
     num_parameters, held, section = config.num_elements, config.held_elements, config.round
     result_bytes = update_bytes(config.result_codec, held, config.chunk_elements)
     feedback_bytes = feedback_disk_bytes(held, config.chunk_elements) if section.feedback > 0 else 0
+    has_momentum = OUTER_STEPS[config.outer.kind].state_vectors > 0
     return RunSize(
         num_parameters=num_parameters,
         held_parameters=held,
@@ -76,13 +87,67 @@ def run_size(config: RunConfig) -> RunSize:
         fast_tokens_per_s=section.target_tokens / section.longest_interval_s,
         fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),
         disk_bytes=unit_disk_bytes(held, result_bytes, feedback_bytes),
-        has_feedback=section.feedback > 0,
+        write_bytes=_write_bytes(config),
+        peer_bytes=peer_memory_bytes(
+            held,
+            has_feedback=section.feedback > 0,
+            has_momentum=has_momentum,
+            has_fragments=config.num_fragments > 0,
+        ),
+        host_bytes=host_memory_bytes(num_parameters, _kept_parameters(config), has_momentum=has_momentum),
     )
 
 
-def host_memory_bytes(num_parameters: int) -> int:
-    """Memory of the host while it writes a checkpoint."""
-    return HOST_MEMORY_BASE_BYTES + HOST_MEMORY_BYTES_PER_PARAMETER * num_parameters
+def checkpoint_fetch_bytes(config: RunConfig) -> int:
+    """Bytes that the host fetches for a checkpoint: a state, or the results since the one before."""
+    if _is_replayed(config):
+        result_bytes = update_bytes(config.result_codec, config.held_elements, config.chunk_elements)
+        return result_bytes * config.checkpoint.every_rounds
+    return STATE_BYTES_PER_PARAMETER * config.num_elements
+
+
+def _is_replayed(config: RunConfig) -> bool:
+    """Whether the host makes a checkpoint from the one before and the results since (coordinator/checkpoints/state_fetcher.py)."""
+    if config.experts or config.num_fragments or config.pipeline:
+        return False
+    result_bytes = update_bytes(config.result_codec, config.held_elements, config.chunk_elements)
+    return config.checkpoint.every_rounds <= replay_at_most(config.held_elements, result_bytes)
+
+
+def _write_bytes(config: RunConfig) -> int:
+    num_bytes, chunk = 0, config.chunk_elements
+    asked_every = 0 if _is_replayed(config) else config.checkpoint.every_rounds
+    for num_values in _unit_values(config):
+        result_bytes = update_bytes(config.result_codec, num_values, chunk)
+        num_bytes += commit_write_bytes(num_values, result_bytes, asked_every)
+        num_bytes += feedback_write_bytes(num_values, chunk) if config.round.feedback > 0 else 0
+    return num_bytes
+
+
+def _unit_values(config: RunConfig) -> tuple[int, ...]:
+    """Values of each unit of a peer that holds the most."""
+    if config.experts:
+        trunk, expert = model_schema(config.model).num_elements, config.experts.expert_elements(config.model)
+        return (trunk, *[expert] * config.experts.holdings)
+    if config.num_fragments:
+        return tuple(schema.num_elements for schema in model_units(config.model, config.num_fragments).schemas)
+    return (config.held_elements,)
+
+
+def _kept_parameters(config: RunConfig) -> int:
+    """Of the largest unit of which the host keeps a copy of its own; 0 where all peers hold the whole model."""
+    if config.experts is not None:
+        return config.experts.expert_elements(config.model)
+    return config.held_elements if config.pipeline is not None else 0
+
+
+def host_memory_bytes(num_parameters: int, kept_parameters: int = 0, *, has_momentum: bool = True) -> int:
+    """Memory of the host while it writes a checkpoint and renews its copy of a unit of `kept_parameters`. `has_momentum`: whether the
+    outer step keeps one.
+    """
+    of_state = HOST_BYTES + MOMENTUM_BYTES * has_momentum
+    of_units = KEPT_UNIT_BYTES * kept_parameters
+    return HOST_BASE_BYTES + of_state * num_parameters + of_units
 
 
 def kept_checkpoints(num_rounds: int, *, every_rounds: int, keep: int, keep_every: int) -> int:

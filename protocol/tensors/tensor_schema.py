@@ -5,6 +5,8 @@ Two peers average only when their schemas have one fingerprint: names, shapes an
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -71,6 +73,23 @@ class TensorSchema:
         if name not in self.offsets:
             raise LocalProtocolError(f"tensor {name!r} in unit {self.unit}", f"one of its {len(self.tensors)} tensors")
         return self.offsets[name]
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[TensorSpec, int, int]]:
+        """The tensors that lie in the elements [start, stop) of the flat vector, in order. Each comes with the first of its own
+        elements that lies there, and the one after the last.
+        """
+        begins = self._begins
+        for place in range(max(0, bisect_right(begins, start) - 1), len(begins)):
+            spec, begin = self.tensors[place], begins[place]
+            if begin >= stop:
+                return
+            first, last = max(start - begin, 0), min(stop - begin, spec.num_elements)
+            if first < last:
+                yield spec, first, last
+
+    @cached_property
+    def _begins(self) -> tuple[int, ...]:
+        return tuple(self.offsets.values())
 
     def fingerprint(self) -> bytes:
         """32 bytes that two peers compare before they average."""

@@ -33,7 +33,8 @@ from averaging.network.seams.interfaces import Stream
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.reduction import Reduction
-from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
+from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.fair_sending import FairSending, Ready, is_ready, no_head, send_evenly
 from averaging.state.generations import GenerationRef, Generations
 from averaging.state.state import UnitState
@@ -137,8 +138,10 @@ def _wrap_steps(marks: Marks) -> None:
 def _wrap_keeping(marks: Marks) -> None:
     applied, proved, kept, written = UnitChain.apply, UnitChain.prove, UnitChain.keep, Generations.write
 
-    async def apply(chain: UnitChain, link: ChainLink, certificate: Certificate) -> AppliedCommit:
-        done = await applied(chain, link, certificate)
+    async def apply(
+        chain: UnitChain, link: ChainLink, certificate: Certificate, begin_shift: BeginShift | None = None
+    ) -> AppliedCommit:
+        done = await applied(chain, link, certificate, begin_shift)
         marks.mark("applied")
         return done
 

@@ -40,8 +40,6 @@ from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
     UnitContent,
-    load_checkpoint,
-    together,
     write_checkpoint,
 )
 from peer.models.decoder import Decoder, parameters_in_order, parts_of
@@ -58,6 +56,7 @@ from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.at_once import apply_outer_step, encode_contribution
 from tests.benchmarks.feedback import decoded
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.instruction_sets import without
 from tests.oracles.expert_swarm import Settings, beside_rounds_of_others, sent_a_round
 from tests.simulation.collection import SCENARIOS
@@ -277,7 +276,7 @@ def _through_checkpoint(states: Mapping[UnitName, Vectors]) -> dict[UnitName, Ve
         contents.append(UnitContent(schema, grid, state, state_root(state, grid)))
     spine = contents[0]
     content = CheckpointContent(
-        "experts", "ab" * 32, units.whole, spine.grid, DECODER.model_dump(), together(contents, units.whole), spine.root,
+        "experts", "ab" * 32, units.whole, spine.grid, DECODER.model_dump(), spine.state, spine.root,
         units=tuple(contents),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

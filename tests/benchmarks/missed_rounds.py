@@ -92,7 +92,9 @@ async def _chain_at_head(world: World) -> UnitChain:
     """The chain of a peer that is at the head now, and is not there from now on."""
     donor, chain = _served(world), _chain(world)
     await chain.restore()
-    await chain.start_from(donor.state, [decode_certificate(raw) for raw in donor.certificates])
+    vectors = {name: getattr(donor.state, name).clone() for name in ("anchor_N", "momentum_N")}
+    state = replace(donor.state, **vectors)  # the donor's own may move
+    await chain.start_from(state, [decode_certificate(raw) for raw in donor.certificates])
     return chain
 
 

@@ -59,10 +59,21 @@ async def _until_ready(trainer: Trainer, at_least: int) -> TrainerProgress:
     return progress
 
 
-async def _assert_theta(world: TrainerWorld, snapshot: Snapshot, expected_N: torch.Tensor, at_step: int) -> None:
-    """The snapshot is `expected_N` of `at_step` and what was trained since, to the last bit but for the world's rounding."""
-    moved_N = await world.moved(at_step, world.position(snapshot))
-    assert torch.allclose(snapshot.theta_N, expected_N + moved_N, rtol=0.0, atol=world.rounding)
+async def _assert_theta(
+    world: TrainerWorld,
+    snapshot: Snapshot,
+    expected_N: torch.Tensor,
+    at_step: int,
+    theta_N: torch.Tensor | None = None,
+) -> None:
+    """The snapshot, or its theta as it was copied, is `expected_N` of `at_step` and what was trained since, to the last bit but for
+    the world's rounding.
+    """
+    moved_N, found_N = (
+        await world.moved(at_step, world.position(snapshot)),
+        snapshot.theta_N if theta_N is None else theta_N,
+    )
+    assert torch.allclose(found_N, expected_N + moved_N, rtol=0.0, atol=world.rounding)
 
 
 def test_load_sets_theta_to_the_anchor_and_forgets_the_ready_tokens(run: Runner) -> None:
@@ -104,10 +115,9 @@ def test_a_shift_leaves_of_theta_the_share_that_is_named(run: Runner) -> None:
         await _until_ready(world.trainer, world.step_tokens)
         async with world.still():
             first = await world.trainer.snapshot()
-            shift_N = torch.ones_like(world.anchor_N)
+            expected_N, shift_N = first.theta_N.clone(), torch.ones_like(world.anchor_N)
             kept = (KeptPart(2, 9, 0.5), KeptPart(20, 21, 0.0))
             await world.trainer.shift(shift_N, credited_tokens=0, schedule_tokens=0, kept=kept)
-            expected_N = first.theta_N.clone()
             expected_N[2:9] *= 0.5
             expected_N[20] = 0.0
             await _assert_theta(world, await world.trainer.snapshot(), expected_N + shift_N, world.position(first))
@@ -115,16 +125,19 @@ def test_a_shift_leaves_of_theta_the_share_that_is_named(run: Runner) -> None:
     run(check)
 
 
-def test_a_snapshot_is_the_callers_own_copy(run: Runner) -> None:
+def test_a_snapshot_stays_as_it_is_while_training_goes_on_and_is_the_callers_to_overwrite(run: Runner) -> None:
     async def check(world: TrainerWorld) -> None:
         await _until_ready(world.trainer, world.step_tokens)
         first = await world.trainer.snapshot()
         kept_N = first.theta_N.clone()
+        assert first.may_overwrite
         assert (first.theta_N.dtype, first.theta_N.device.type) == (torch.float32, "cpu")
         await _until_ready(world.trainer, first.tokens + world.step_tokens)
         async with world.still():
-            second = await world.trainer.snapshot()
+            await world.trainer.set_anchor(world.anchor_N)
+            await world.trainer.evaluate(world.anchor_N)
             assert torch.equal(first.theta_N, kept_N)
+            second = await world.trainer.snapshot()
             assert not torch.equal(second.theta_N, kept_N)
             expected_N = second.theta_N.clone()
             second.theta_N.zero_()
@@ -155,16 +168,30 @@ def test_a_shift_adds_exactly_and_takes_the_credited_tokens_off(run: Runner, kep
             ready = trainer.progress().tokens_ready
             trained = trainer.progress().tokens_trained
             credited = before.tokens - kept_steps * world.step_tokens
-            shift_N = torch.linspace(-0.3, 0.7, len(before.theta_N))
+            before_N, shift_N = before.theta_N.clone(), torch.linspace(-0.3, 0.7, len(before.theta_N))
             handed_N = shift_N.clone()
             await trainer.shift(handed_N, credited_tokens=credited, schedule_tokens=credited)
             handed_N.zero_()  # the caller's again
             assert trainer.progress().tokens_ready == ready - credited == kept_steps * world.step_tokens
             assert trainer.progress().tokens_trained == trained
             after = await trainer.snapshot()
-            await _assert_theta(world, after, before.theta_N + shift_N, world.position(before))
+            await _assert_theta(world, after, before_N + shift_N, world.position(before))
             trained_since = (world.position(after) - world.position(before)) * world.step_tokens
             assert after.tokens == before.tokens - credited + trained_since
+
+    run(check)
+
+
+def test_a_shift_in_the_memory_of_the_snapshot_is_added_as_any_other(run: Runner) -> None:
+    async def check(world: TrainerWorld) -> None:
+        trainer = world.trainer
+        await _until_ready(trainer, world.step_tokens)
+        async with world.still():
+            before = await trainer.snapshot()
+            expected_N, shift_N = before.theta_N.clone(), torch.linspace(-0.3, 0.7, len(before.theta_N))
+            before.theta_N.copy_(shift_N)
+            await trainer.shift(before.theta_N, credited_tokens=before.tokens, schedule_tokens=before.tokens)
+            await _assert_theta(world, await trainer.snapshot(), expected_N + shift_N, world.position(before))
 
     run(check)
 
@@ -194,11 +221,11 @@ def test_set_anchor_changes_neither_theta_nor_tokens(run: Runner) -> None:
         await _until_ready(trainer, 2 * world.step_tokens)
         async with world.still():
             before = await trainer.snapshot()
-            progress = trainer.progress()
+            before_N, progress = before.theta_N.clone(), trainer.progress()
             await trainer.set_anchor(world.anchor_N + 1.0)
             assert trainer.progress().tokens_ready == progress.tokens_ready
             after = await trainer.snapshot()
-            await _assert_theta(world, after, before.theta_N, world.position(before))
+            await _assert_theta(world, after, before_N, world.position(before))
             assert after.tokens - before.tokens == (world.position(after) - world.position(before)) * world.step_tokens
 
     run(check)
@@ -223,11 +250,11 @@ def test_an_evaluation_leaves_theta_the_tokens_and_the_callers_anchor_alone(run:
         await _until_ready(trainer, 2 * world.step_tokens)
         async with world.still():
             before = await trainer.snapshot()
-            ready = trainer.progress().tokens_ready
+            before_N, ready = before.theta_N.clone(), trainer.progress().tokens_ready
             await trainer.evaluate(anchor_N)
             assert trainer.progress().tokens_ready == ready
             assert torch.equal(anchor_N, world.anchor_N * 3.0)
-            await _assert_theta(world, await trainer.snapshot(), before.theta_N, world.position(before))
+            await _assert_theta(world, await trainer.snapshot(), before_N, world.position(before))
 
     run(check)
 
@@ -286,10 +313,11 @@ def test_a_shift_after_the_worker_died_loads_the_latest_anchor_instead(run: Runn
             await trainer.shift(shift_N, credited_tokens=made_for.tokens, schedule_tokens=made_for.tokens)
             assert trainer.progress().tokens_ready == 0
             after = await trainer.snapshot()
+            after_N = after.theta_N.clone()
             # From here on theta is known again, and a shift is a shift.
             await trainer.shift(torch.ones_like(adopted_N), credited_tokens=0, schedule_tokens=0)
             shifted = await trainer.snapshot()
-            await _assert_theta(world, after, adopted_N, world.position(after) - after.num_steps)
-            await _assert_theta(world, shifted, after.theta_N + 1.0, world.position(after))
+            await _assert_theta(world, after, adopted_N, world.position(after) - after.num_steps, after_N)
+            await _assert_theta(world, shifted, after_N + 1.0, world.position(after))
 
     run(check)

@@ -23,7 +23,7 @@ from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.residual_files import ResidualFiles
 from averaging.storage.file_storage import FileStorage
-from coordinator.checkpoints.checkpoints import load_checkpoint, verify_checkpoint
+from coordinator.checkpoints.checkpoints import verify_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.chain_log import ChainLog
@@ -50,6 +50,7 @@ from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.messages.wire import decode_certificate
 from protocol.run.manifest import load_run_config
 from protocol.tensors.model_config import WHOLE_MODEL
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 
 SAVED = Path(__file__).with_name("saved_folders")
 RUN_ID = "725b2239eb35a4ce4dbad76f5f481fe6e3228339d33637c29ba3e7f24538dd79"

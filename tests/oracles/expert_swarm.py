@@ -119,7 +119,7 @@ class UnitOf:
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """It never dies alone."""
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         """Nobody asks."""
         return 0.0
 

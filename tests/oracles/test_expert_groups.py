@@ -10,7 +10,7 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.state.state import UnitState, state_root
-from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, stored_unit, together, write_checkpoint
+from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, stored_unit, write_checkpoint
 from peer.training.local_training import LocalTrainer
 from protocol.ids import CommitId, UnitName
 from protocol.tensors.expert_schema import MixtureConfig, held_units
@@ -146,7 +146,7 @@ def test_an_experts_momentum_goes_on_where_it_was_after_a_restart_of_its_whole_g
         UNITS.whole,
         spine.grid,
         MODEL.model_dump(),
-        together(contents, UNITS.whole),
+        contents[0].state,
         spine.root,
         units=tuple(contents),
         mixture=MIXTURE,

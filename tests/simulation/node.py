@@ -17,9 +17,10 @@ from averaging.network.seams.interfaces import DirectoryEntry, TrafficCount
 from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift
 from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.round_reports import Contributed, HeadsMoved, RoundCommitted, RoundReport
-from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
@@ -158,14 +159,17 @@ class WatchedChain(UnitChain):
         switch = Switch(prepared.state.anchor_N, regained, spent, has_fork, lives.has_offers(offers))
         trainer.expect_switch(switch)
 
-    async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+    async def apply(
+        self, link: ChainLink, certificate: Certificate, begin_shift: BeginShift | None = None
+    ) -> AppliedCommit:
         """The applied bytes are those that the record names; look at the state after it."""
         record, log, tools = link.record, self.tools.log, self.tools
         parts = record.slices if record is not None else ()
         blobs = [await log.read_result(record.parent, part.result_hash) for part in parts] if record is not None else []
-        applied = await super().apply(link, certificate)
+        before_N = self.state.anchor_N.clone()
+        applied = await super().apply(link, certificate, begin_shift)
         if tools.unit in self.node.owed:
-            self.node.owed[tools.unit].applied(link.commit, applied.previous_anchor_N, applied.state.anchor_N)
+            self.node.owed[tools.unit].applied(link.commit, before_N, applied.state.anchor_N.clone())
         if record is not None:
             check_applied_bytes(record, blobs, tools.result_codec, tools.grid)
         self.look()
@@ -177,7 +181,7 @@ class WatchedChain(UnitChain):
         self.look()
         return root
 
-    async def replace_state(self, state: UnitState) -> torch.Tensor:
+    async def replace_state(self, state: UnitState) -> torch.Tensor | None:
         """A result that is made again must be right."""
         shift_N = await super().replace_state(state)
         self.node.is_rotten = False
@@ -475,6 +479,7 @@ class Node:
             generations,
             feedback,
             world.results,
+            world.profile.small_state_bytes,
         )
         if self.peer in world.liars:
             return UnitChain(tools, world.start_record, world.genesis(unit))
@@ -553,7 +558,7 @@ class Node:
             chain = self.service.chain
             anchor_N = chain.state.anchor_N.clone()
             anchor_N[chooser.randrange(anchor_N.numel())] += 0.25
-            chain.state = replace(chain.state, anchor_N=anchor_N)
+            chain.held.stand_at(replace(chain.state, anchor_N=anchor_N))
             self.is_rotten = True
 
     def damage_disk(self, chooser: random.Random) -> str:

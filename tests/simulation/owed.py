@@ -102,6 +102,7 @@ class Owed:
         self._newest: Taken | None = None
         self._sent: dict[Root, Sent] = {}
         self._moves: dict[CommitId, torch.Tensor] = {}
+        self._after: dict[CommitId, torch.Tensor] = {}
         self.links: list[ChainLink] = []
         self.is_known = False
         self.num_checked = 0
@@ -121,7 +122,7 @@ class Owed:
 
     def snapshot(self, theta_N: torch.Tensor, tokens: int) -> None:
         """The trainer has given this one."""
-        self._newest = Taken(theta_N, tokens)
+        self._newest = Taken(theta_N.clone(), tokens)
 
     def offered(self, root: Root, chunks: tuple[bytes, ...]) -> None:
         """The newest snapshot was offered as these bytes."""
@@ -131,13 +132,16 @@ class Owed:
     def applied(self, commit: CommitId, before_N: torch.Tensor, after_N: torch.Tensor) -> None:
         """A commit has moved the anchor, (N,) float32."""
         self._moves[commit] = torch.sub(before_N, after_N)
+        self._after[commit] = after_N
 
     def shifted(self, moved: Moved, anchor_N: torch.Tensor) -> None:
-        """The trainer has moved, and stands to this anchor, (N,) float32.
+        """The trainer has moved, and stands to this anchor, (N,) float32; after commits to that of the last one, since the anchor may
+        have moved on in the same memory.
 
         Raises:
             Violation: more or less is owed than before, short of what was counted and of what a mixed commit may give up.
         """
+        anchor_N = self._after[self.links[-1].commit] if self.links else anchor_N
         owed_N = self._anchor_N - moved.before_N + self._residual_N
         if self.is_known and self._take_counted(owed_N, moved):
             now_N = anchor_N - moved.after_N + self._feedback.state.residual.values_N
@@ -149,7 +153,7 @@ class Owed:
         self._remember(anchor_N)
 
     def _remember(self, anchor_N: torch.Tensor) -> None:
-        self._anchor_N, self._residual_N = anchor_N, self._feedback.state.residual.values_N.clone()
+        self._anchor_N, self._residual_N = anchor_N.clone(), self._feedback.state.residual.values_N.clone()
         self.is_known = True
 
     def _take_counted(self, owed_N: torch.Tensor, moved: Moved) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.traffic.discovery import SETTLED_LIST_EVERY_S
 from averaging.state.unit_log import LogLimits
+from protocol.estimates.unit_disk import SMALL_STATE_BYTES
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
 from tests.simulation.transitions import (
@@ -66,6 +67,7 @@ class Profile:
         layout: which units there are, and who holds them.
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
+        small_state_bytes: states that weigh more are written every few commits, not after each.
         codec, result_codec: of contributions, and of results where it is another one.
         costs: what a snapshot and a commit cost the training.
         codec: of contributions and results.
@@ -99,6 +101,7 @@ class Profile:
     layout: Layout = WHOLE
     outbound: float = 0.0
     replay_at_most: int = 16
+    small_state_bytes: int = SMALL_STATE_BYTES
     codec: str = "int8"
     result_codec: str = ""
     costs: Costs = MEASURED
@@ -263,6 +266,7 @@ PROFILES = {
             spread_s=60.0,
             converge_s=600.0,
             replay_at_most=3,
+            small_state_bytes=0,
         ),
         Profile("freeze", {"freeze": 5, "crash": 1, "join": 1}, num_faults=(3, 7), fault_s=(0.5, 40.0)),
         Profile(

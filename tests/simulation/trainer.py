@@ -7,7 +7,7 @@ awake. Its parameters move by a fixed direction per step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -205,7 +205,7 @@ class SimulatedTrainer:
         tokens = accounting.count(self._ready)
         if self._owed is not None:
             self._owed.snapshot(self._theta_N, tokens)
-        return Snapshot(self._theta_N.clone(), tokens, tokens // STEP_TOKENS, self._next_step)
+        return Snapshot(self._theta_N.clone(), tokens, tokens // STEP_TOKENS, self._next_step, may_overwrite=True)
 
     def expect_switch(self, switch: Switch) -> None:
         """A switch is coming; its anchor says which `load` or `shift` is the one."""
@@ -257,7 +257,7 @@ class SimulatedTrainer:
         self._process.check_alive()
         self._anchor_N = anchor_N
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         """Mean square of the anchor."""
         return float(torch.mean(torch.mul(anchor_N, anchor_N)))
 

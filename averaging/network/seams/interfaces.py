@@ -387,11 +387,12 @@ class Snapshot:
     """The local parameters at a step boundary.
 
     Attributes:
-        theta_N: (N,) float32 on the CPU, the caller's own copy.
+        theta_N: (N,) float32 on the CPU. It stays as it is until the next `shift`, `load` or `snapshot`.
         tokens: tokens trained into `theta_N` and not credited yet.
         num_steps: local steps that trained these tokens.
         next_step: the local step after them, which is the position in this peer's data.
         lanes: the lane parts that make up these tokens, in a run of lanes.
+        may_overwrite: whether the caller may write into `theta_N`. A shift made there costs no memory.
     """
 
     theta_N: torch.Tensor
@@ -399,6 +400,7 @@ class Snapshot:
     num_steps: int
     next_step: int
     lanes: tuple[LanePart, ...] = ()
+    may_overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,8 +444,10 @@ class Trainer(Protocol):
         """Set the anchor that a dead worker restarts from (theta <- A, tokens_ready <- 0). Called at every commit."""
         ...
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of `anchor_N` in nats per byte on the run's fixed windows; training of theta resumes after it."""
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
+        """Held-out loss of `anchor_N` in nats per byte on the run's fixed windows; training of theta resumes after it. `read` is
+        called once the vector may change.
+        """
         ...
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:

@@ -159,7 +159,9 @@ class ExchangeDriver:
         )
         signed = await tools.seal(encode_claim(header))
         self._check_head(base)
-        return replace(encoded, header=signed, credential=_credential(config, chain, tools)), fed, taken_s
+        credential, may_overwrite = _credential(config, chain, tools), snapshot.may_overwrite
+        offered = replace(encoded, header=signed, credential=credential, may_overwrite_theta=may_overwrite)
+        return offered, fed, taken_s
 
     async def _encode(self, base: CommitId, encoder: DeltaEncoder) -> tuple[EncodedContribution, FedDelta | None]:
         """Encode the delta. A long vector is sent chunk by chunk while it is still being encoded; it does not count until its
@@ -196,7 +198,7 @@ class ExchangeDriver:
         return [range(part.first_chunk, part.stop_chunk) for part in others]
 
     def _check_head(self, base: CommitId) -> None:
-        if self._chain.head.commit != base:
+        if self._chain.head.commit != base or self._chain.held.is_torn:
             raise LocalProtocolError("the head moved while the delta was taken", "a delta on the head")
 
     @property
@@ -331,8 +333,12 @@ class ExchangeDriver:
         self.changes.notify()
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
-        """Compute the next state from results as they arrive, by the outer step that the run's settings name."""
-        state = self._chain.state if self._chain.state.head == self._base else None
+        """Check results as they arrive. Compute the next state from them, by the outer step that the run's settings name, if it gets
+        memory of its own.
+        """
+        chain = self._chain
+        is_made_ahead = not chain.held.steps_in_place and chain.state.head == self._base
+        state = chain.state if is_made_ahead else None
         outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, self._chain.head)
         return await self._chain.updates.examine(state, outer, first_chunk, encoded)
 

@@ -212,14 +212,12 @@ class _Download:
         incoming = self._tools.incoming
         if incoming is None:
             return
-        restored = await incoming.restore(self._header.head, self._hashes)
-        for chunk, data in restored.items():
-            self._parts.put(chunk, data)
+        num_restored = await incoming.restore(self._header.head, self._hashes, self._parts.put)
         for stripe in range(self.plan.num_stripes):
             if all(chunk in self._parts for chunk in self._stripes[stripe]):
                 self.plan = striping.found(self.plan, stripe)
         if self.plan.done:
-            log.info("download_resumed", chunks=len(restored), of=self._tools.grid.num_chunks)
+            log.info("download_resumed", chunks=num_restored, of=self._tools.grid.num_chunks)
 
     def _report_progress(self) -> None:
         left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]

@@ -25,6 +25,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
+from protocol.estimates.unit_disk import Occasion
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
@@ -205,7 +206,7 @@ class _Follower:
         elif branch.fork != chain.head.commit:
             raise UnreachableError("another lineage without an attested state yet", "a later commit of it")
         elif chain.head.index and chain.head.commit in attested:
-            await chain.keep()  # only now is it known to be right
+            await chain.keep(Occasion.WANTED)  # only now is it known to be right
         for node in nodes[place + 1 :]:
             await self._gather(node)
             if node.certificate is not None:
@@ -221,7 +222,7 @@ class _Follower:
         state = None
         if is_short and fork_state is not None:
             try:
-                state = await self._replayed(fork_state, branch.nodes)
+                state = await self._replayed(fork_state, branch.nodes, is_own=False)
             except UnreachableError as error:
                 log.info("not_replayed", unit=tools.unit, reason=error.one_line())
         if state is None:
@@ -245,12 +246,12 @@ class _Follower:
             if fork_state is None or len(branch.nodes) > self._chain.num_kept_updates:
                 raise
             log.info("not_downloaded", unit=self._chain.tools.unit, reason=error.one_line())
-            return await self._replayed(fork_state, branch.nodes)
+            return await self._replayed(fork_state, branch.nodes, is_own=False)
 
-    async def _replayed(self, state: UnitState, nodes: Sequence[TreeNode]) -> UnitState:
+    async def _replayed(self, state: UnitState, nodes: Sequence[TreeNode], *, is_own: bool) -> UnitState:
         for node in nodes:
             await self._gather(node)
-        return await self._chain.replay(state, nodes)
+        return await self._chain.replay(state, nodes, is_own=is_own)
 
     async def _downloaded(self, branch: _Branch, attested: dict[CommitId, Root]) -> UnitState:
         """The state after the last commit: a whole state of some attested commit, with the rest replayed."""
@@ -259,7 +260,7 @@ class _Follower:
         tools = download_tools(self._network, self._chain.tools)
         with trio.move_on_after(STATE_WITHIN_S):
             state = await download_state(tools, self._donors, wanted)
-            return await self._replayed(state, branch.nodes[places[state.head] + 1 :])
+            return await self._replayed(state, branch.nodes[places[state.head] + 1 :], is_own=True)
         raise UnreachableError("a state that took too long", f"all of it within {STATE_WITHIN_S / 3600:.0f} h")
 
     async def _gather(self, node: TreeNode) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -31,9 +31,11 @@ from averaging.arithmetic.error_feedback import Feedback
 from averaging.arithmetic.vectors import new_vector
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import KeptPart
-from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch
+from averaging.rounds.lineage.head_state import AppliedCommit
+from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.lineage.unit_feedback import counted_chunks, counts_of
 from averaging.rounds.traffic.contribution import EncodedContribution
+from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.record import CommitRecord
@@ -78,20 +80,62 @@ class Mixed:
     codec: Codec | None
 
 
-def adoption_shift(
-    applied: AppliedCommit, record: CommitRecord, me: PeerId, theta_N: torch.Tensor | None, grid: ChunkGrid
-) -> torch.Tensor:
-    """The shift of the local parameters (R20), (N,) float32. In chunks that counted our contribution it is A' - theta_snapshot,
-    so that only the work since the snapshot remains on top of A'. Elsewhere it is A' - A, so that uncounted work is kept.
+class AdoptionShift:
+    """The shift of the local parameters (R20). In chunks that counted our contribution it is A' - theta_snapshot, so that only
+    the work since the snapshot remains on top of A'. Elsewhere it is A' - A, so that uncounted work is kept.
+
+    Attributes:
+        shift_N: (N,) float32. It takes the place of the snapshot if that may be overwritten.
     """
-    anchor_N, shift_N = applied.state.anchor_N, new_vector(grid.num_elements)
-    covered = covered_chunks(record, me) if theta_N is not None else ()
+
+    def __init__(
+        self, record: CommitRecord, me: PeerId, contribution: EncodedContribution | None, grid: ChunkGrid
+    ) -> None:
+        is_counted = _is_counted(record, me, contribution)
+        self._theta_N = contribution.theta_N if contribution is not None and is_counted else None
+        covered = covered_chunks(record, me) if is_counted else ()
+        self._counted = tuple(slice(*grid.span(first, stop)) for first, stop in covered)
+        may_overwrite = contribution is not None and contribution.may_overwrite_theta
+        self.shift_N = (
+            contribution.theta_N if contribution is not None and may_overwrite else new_vector(grid.num_elements)
+        )
+
+    def seen(self, span: slice, before_n: torch.Tensor, after_n: torch.Tensor) -> None:
+        """Make the shift of a part, none of which lies in two slices: its anchor before and after the commit, (n,) float32 each."""
+        is_counted = any(counted.start <= span.start and span.stop <= counted.stop for counted in self._counted)
+        from_n = self._theta_N[span] if self._theta_N is not None and is_counted else before_n
+        torch.sub(after_n, from_n, out=self.shift_N[span])
+
+
+def adoption_shift(
+    applied: AppliedCommit,
+    record: CommitRecord,
+    me: PeerId,
+    contribution: EncodedContribution | None,
+    grid: ChunkGrid,
+) -> torch.Tensor:
+    """The `shift_N` of `AdoptionShift`, made now if it was not made with the commit.
+
+    Raises:
+        LocalProtocolError: a commit that has neither its shift nor the anchor before it.
+    """
+    if applied.shift_N is not None:
+        return applied.shift_N
+    before_N, after_N = applied.previous_anchor_N, applied.state.anchor_N
+    if before_N is None:
+        raise LocalProtocolError(
+            "a commit without the anchor before it", "the anchor, or the shift that was made of it"
+        )
+    making = AdoptionShift(record, me, contribution, grid)
     for part in record.slices:
-        begin, stop = grid.span(part.first_chunk, part.stop_chunk)
-        is_counted = (part.first_chunk, part.stop_chunk) in covered
-        from_N = theta_N if theta_N is not None and is_counted else applied.previous_anchor_N
-        torch.sub(anchor_N[begin:stop], from_N[begin:stop], out=shift_N[begin:stop])
-    return shift_N
+        span = slice(*grid.span(part.first_chunk, part.stop_chunk))
+        making.seen(span, before_N[span], after_N[span])
+    return making.shift_N
+
+
+def _is_counted(record: CommitRecord, me: PeerId, contribution: EncodedContribution | None) -> bool:
+    entry = record.contributor(me)
+    return entry is not None and contribution is not None and entry.root == contribution.root
 
 
 def adopt_commit(
@@ -103,10 +147,10 @@ def adopt_commit(
     mixed: Mixed | None = None,
 ) -> ParameterShift:
     """The shift of one commit on our lineage; with `mixed`, chunks that counted our contribution are mixed into theta."""
-    entry = record.contributor(me)
-    is_ours = entry is not None and contribution is not None and entry.root == contribution.root
-    theta_N = contribution.theta_N if is_ours and contribution is not None else None
-    shift_N = adoption_shift(applied, record, me, theta_N, grid)
+    is_ours = _is_counted(record, me, contribution)
+    if mixed is not None and contribution is not None:
+        contribution = replace(contribution, may_overwrite_theta=False)  # it is mixed in after the shift was made
+    shift_N = adoption_shift(applied, record, me, contribution, grid)
     kept: dict[int, float] = {}
     if mixed is not None and is_ours and contribution is not None:
         for first, stop in covered_chunks(record, me):
@@ -124,13 +168,16 @@ def _mix(
     mixed: Mixed,
 ) -> None:
     """Write (1 - alpha) A' into the shift of these chunks; with error feedback add alpha (D - deq(q))."""
+    before_N = applied.previous_anchor_N
+    if before_N is None:
+        raise LocalProtocolError("a commit to be mixed without the anchor before it", "both anchors")
     span = slice(*grid.span(chunks.start, chunks.stop))
     torch.mul(applied.state.anchor_N[span], 1.0 - mixed.alpha, out=shift_N[span])
     if mixed.codec is None:
         return
     for chunk in chunks:
         begin, stop = grid.bounds(chunk)
-        delta_n = pseudo_gradient(applied.previous_anchor_N[begin:stop], contribution.theta_N[begin:stop])
+        delta_n = pseudo_gradient(before_N[begin:stop], contribution.theta_N[begin:stop])
         unsent_n = torch.sub(delta_n, mixed.codec.decode(contribution.chunks[chunk], stop - begin))
         shift_N[begin:stop] = torch.add(shift_N[begin:stop], torch.mul(unsent_n, mixed.alpha))
 

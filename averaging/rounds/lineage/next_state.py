@@ -1,8 +1,10 @@
-"""The state after the coming commit, computed chunk by chunk while results arrive, so that little is left to do at the commit."""
+"""The state after the coming commit: computed chunk by chunk while results arrive, so that little is left to do at the commit, or
+made in the place of the state before it, which takes no memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -118,6 +120,29 @@ class NextState:
         if len(self._made_by) < self._grid.num_chunks:
             raise LocalProtocolError(f"{len(self._made_by)} chunks of a new state", f"{self._grid.num_chunks}")
         return UnitState(self._state.unit, link.commit, link.index, link.total_tokens, *self._moved)
+
+
+Seen = Callable[[slice, torch.Tensor, torch.Tensor], None]
+"""Sees a part of a step: its place in the vectors, and the anchor there before and after it, (n,) float32 each."""
+
+
+def step_in_place(
+    state: UnitState, outer: OuterStep, codec: Codec, grid: ChunkGrid, first_chunk: int, encoded: Encoded, seen: Seen
+) -> None:
+    """Move these chunks of the state's own vectors; nobody else may read them. `seen` is called with each part before its old values
+    are gone. Raises as `Codec.decode`; then some chunks may have moved and others not.
+    """
+    numbers = range(first_chunk, first_chunk + len(encoded))
+    for run in consecutive(numbers, run_chunks(grid.chunk_elements)):
+        span, part = slice(*grid.span(run.start, run.stop)), encoded[run.start - first_chunk : run.stop - first_chunk]
+        before = tuple(each_N[span] for each_N in state.vectors)
+        after = moved_vectors(before, outer)
+        if not step_by_encoded(after, before, codec, part, grid.chunk_elements, outer):
+            step_into(after, before, decoded(codec, grid, run, part), outer)
+        seen(span, before[0], after[0])
+        for old_n, new_n in zip(before, after, strict=True):
+            if new_n is not old_n:
+                old_n.copy_(new_n)
 
 
 def decoded(codec: Codec, grid: ChunkGrid, run: range, encoded: Encoded) -> torch.Tensor:

@@ -6,6 +6,7 @@ Rules: R24 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import structlog
@@ -14,10 +15,11 @@ import trio
 from averaging.arithmetic.batched_codec import span_bytes
 from averaging.codecs import Codec
 from averaging.rounds.lineage.updates import APPLY_COST_S, UnitContext
+from averaging.state.generations import GenerationRef
 from averaging.state.state import UnitState
 from protocol.errors import StorageError
 from protocol.estimates import unit_disk
-from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS
+from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS, Occasion
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -35,8 +37,10 @@ good, and the function saves its memory.
 
 
 async def genesis_state(genesis: Genesis, tools: UnitContext) -> UnitState:
-    """The state before the first commit."""
-    return genesis if isinstance(genesis, UnitState) else await tools.offload.run(genesis, cost_s=APPLY_COST_S)
+    """The state before the first commit, in memory of its own."""
+    if isinstance(genesis, UnitState):
+        return replace(genesis, anchor_N=genesis.anchor_N.clone(), momentum_N=genesis.momentum_N.clone())
+    return await tools.offload.run(genesis, cost_s=APPLY_COST_S)
 
 
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
@@ -62,20 +66,45 @@ def last_agreed(links: Sequence[ChainLink]) -> ChainLink:
     return next((link for link in reversed(links) if not link.is_lone), links[0])
 
 
-def kept_generations(tools: UnitContext, links: Sequence[ChainLink]) -> set[CommitId]:
-    """The generations of a lineage that are kept. These are the two newest, and a few older ones, from which the kept updates
-    lead to every fork among them. The last commit that a quorum made is kept however old, because the other peers also went on
-    from there.
+def generation_spacing(tools: UnitContext) -> int:
+    """The most commits between two generations (protocol/estimates/unit_disk.py)."""
+    num_values, weight = tools.grid.num_elements, update_bytes(tools.result_codec, tools.grid)
+    return unit_disk.generation_spacing(num_values, weight, num_kept_updates(tools), tools.small_state_bytes)
+
+
+def on_lineage(links: Sequence[ChainLink], on_disk: Sequence[GenerationRef]) -> list[ChainLink]:
+    """The links of a lineage whose generations are on disk, oldest first."""
+    begun = [ref for ref in on_disk if ref.index < len(links)]
+    return [links[ref.index] for ref in begun if links[ref.index].commit == ref.commit]
+
+
+def kept_generations(tools: UnitContext, links: Sequence[ChainLink], found: Sequence[ChainLink]) -> set[CommitId]:
+    """The generations that are kept, of the good ones of a lineage on disk (`found`, oldest first). These are the two newest, and a
+    few older ones, from which the kept updates lead to every fork among them. The one from which the last commit that a quorum
+    made can be computed is kept however old, because the other peers also went on from there.
     """
-    num_updates, newest = num_kept_updates(tools), links[-1].index
-    spacing = max(1, num_updates // 2)
-    old = [link for link in links if link.index % spacing == 0 and link.index >= newest - num_updates]
-    return {link.commit for link in (*old, *links[-2:], last_agreed(links))}
+    num_updates, newest, agreed = num_kept_updates(tools), links[-1].index, last_agreed(links).index
+    block, firsts = unit_disk.generation_block(num_updates), dict[int, CommitId]()
+    oldest = max(block, newest - num_updates)  # the first of the first block is the start, which can be made again
+    for link in found:
+        if link.index >= oldest:
+            firsts.setdefault(link.index // block, link.commit)
+    behind = [link for link in found if link.index <= agreed]
+    return {*firsts.values(), *(link.commit for link in (*found[-2:], *behind[-1:]))}
 
 
-def kept_bases(tools: UnitContext, commits: Sequence[CommitId]) -> Sequence[CommitId]:
-    """The bases whose results stay: those of the kept updates, and the head. `commits`: a lineage, oldest first."""
-    return commits[-(num_kept_updates(tools) + 1) :]
+def kept_bases(tools: UnitContext, links: Sequence[ChainLink], found: Sequence[ChainLink]) -> set[CommitId]:
+    """The bases whose results stay: as many as updates are kept, and the head. Those that lead from a generation (`found`, as
+    above) to the last commit that a quorum made come first, then the newest.
+    """
+    agreed, most = last_agreed(links).index, num_kept_updates(tools) + 1
+    begin = max((link.index for link in found if link.index <= agreed), default=0)
+    bases = {link.commit for link in links[begin:agreed]} if agreed - begin <= generation_spacing(tools) else set()
+    for link in reversed(links):
+        if len(bases) >= most:
+            break
+        bases.add(link.commit)
+    return bases
 
 
 def max_updates(tools: UnitContext) -> int:
@@ -97,46 +126,49 @@ def disk_bound_bytes(tools: UnitContext) -> int:
 
 
 async def keep_generation(
-    tools: UnitContext, links: Sequence[ChainLink], state: UnitState, root: Root, doubtful: Collection[CommitId] = ()
+    tools: UnitContext,
+    links: Sequence[ChainLink],
+    state: UnitState,
+    root: Root,
+    occasion: Occasion = Occasion.REPLACED,
+    doubtful: Collection[CommitId] = (),
 ) -> None:
-    """Write the state at the head of a lineage, and delete generations that are too old or `doubtful`. If the disk refuses, the
-    next start has a longer log to replay; nothing is lost.
+    """Write the state at the head of a lineage if that is due on this occasion, and delete generations that are too old or
+    `doubtful`. If the disk refuses, the next commit tries again, and a start has a longer log to replay; nothing is lost.
 
     Updates that are due are deleted first. Generations are deleted once the new one is on disk, if the disk has room for it.
-    Otherwise all but the newest one are deleted before.
+    Otherwise all but those that stay with it are deleted before.
     """
     head = links[-1]
-    kept = kept_generations(tools, links) - set(doubtful)
     try:
-        await _drop_updates(tools, links)
-        try:
-            await tools.generations.write(state, root)
-        except StorageError:
-            spared = await _newest_on_disk(tools, links, doubtful)
-            if not await tools.generations.keep_only(kept | spared, trio.current_time()):
-                raise
-            await tools.generations.write(state, root)
-        await tools.generations.keep_only(kept, trio.current_time())
+        found = [link for link in on_lineage(links, await tools.generations.list()) if link.commit not in doubtful]
+        await _drop_updates(tools, links, found)
+        newest = found[-1].index if found else 0
+        if not found or unit_disk.is_generation_due(generation_spacing(tools), head.index, newest, occasion):
+            found = [*(link for link in found if link is not head), head]
+            await _write(tools, state, root, kept_generations(tools, links, found))
+        await tools.generations.keep_only(kept_generations(tools, links, found), trio.current_time())
     except StorageError as error:
         log.warning("generation_not_written", reason=error.one_line(), index=head.index)
 
 
-async def _drop_updates(tools: UnitContext, links: Sequence[ChainLink]) -> None:
+async def _write(tools: UnitContext, state: UnitState, root: Root, kept: set[CommitId]) -> None:
+    """Write a generation, after others if the disk has no room for one more."""
+    try:
+        await tools.generations.write(state, root)
+    except StorageError:
+        if not await tools.generations.keep_only(kept, trio.current_time()):
+            raise
+        await tools.generations.write(state, root)
+
+
+async def _drop_updates(tools: UnitContext, links: Sequence[ChainLink], found: Sequence[ChainLink]) -> None:
     """Delete the updates of failed attempts on the head's base, and all of the lineage that are too old. That includes updates
     that an earlier call could not delete, and those of a commit whose predecessor was not kept yet.
     """
-    head, kept = links[-1], num_kept_updates(tools)
+    head, kept = links[-1], kept_bases(tools, links, found)
     if head.record is not None:
         await tools.log.drop_results(head.record.parent, [part.result_hash for part in head.record.slices])
-    newest = {link.commit for link in links[-kept - 1 :]}
-    if found := set(await tools.log.result_bases()) - newest:  # also those of other lineages, which are being fetched
-        for base in found.intersection(link.commit for link in links):
+    if too_many := set(await tools.log.result_bases()) - kept:  # also those of other lineages, which are being fetched
+        for base in too_many.intersection(link.commit for link in links):
             await tools.log.drop_results(base, ())
-
-
-async def _newest_on_disk(
-    tools: UnitContext, links: Sequence[ChainLink], doubtful: Collection[CommitId]
-) -> set[CommitId]:
-    """The generation of a lineage that the next start would load; empty if there is none."""
-    good = {link.commit for link in links} - set(doubtful)
-    return set([ref.commit for ref in await tools.generations.list() if ref.commit in good][-1:])

@@ -91,6 +91,7 @@ class Peerwide(Protocol):
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
     mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission.
+    `steps_in_place`: whether the trainer needs no anchor once the next commit is there, so that it may move in place.
     """
 
     network: Network
@@ -102,6 +103,7 @@ class RoundContext:
     mixing: Mixing | None = None
     record: Record = nowhere
     credential: Callable[[], bytes] = bytes
+    steps_in_place: bool = True
 
 
 class Changes:

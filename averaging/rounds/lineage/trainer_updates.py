@@ -15,6 +15,7 @@ import trio
 
 from averaging.network.seams.interfaces import Offload, Trainer
 from averaging.rounds.lineage.adoption import (
+    AdoptionShift,
     Mixed,
     Mixing,
     ParameterShift,
@@ -23,7 +24,8 @@ from averaging.rounds.lineage.adoption import (
     kept_parts,
     one_after_another,
 )
-from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.lineage.head_state import AppliedCommit
+from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.traffic.contribution import EncodedContribution
 from averaging.rounds.traffic.spans import Record, nowhere, spanned
 from averaging.state.state import UnitState
@@ -39,6 +41,11 @@ log = structlog.get_logger()
 NUM_KEPT: Final = 4
 """Contributions kept for a switch of lineages, in addition to those on the last commit that a quorum made; the other lineage may
 have counted these. Older ones are given up with a remark, never applied twice.
+"""
+
+MOST_KEPT_BYTES: Final = 64 << 20
+"""Of those contributions. Of a large model fewer are kept: what a rare switch may cost, the local work since the fork, is not worth a
+byte a value for each of them.
 """
 
 MOST_WAITING: Final = 4
@@ -139,10 +146,18 @@ class TrainerUpdater:
     def remember(self, contribution: EncodedContribution) -> None:
         """Keep what was offered on the head: another lineage may have counted it."""
         agreed = self._chain.last_agreed.commit
-        self._offers[contribution.root] = (self._chain.head.commit, replace(contribution, theta_N=torch.empty(0)))
-        loose = [root for root, (base, _) in self._offers.items() if base != agreed]
-        for root in loose[: max(0, len(self._offers) - NUM_KEPT)]:
+        kept = replace(contribution, theta_N=torch.empty(0), may_overwrite_theta=False)
+        self._offers[contribution.root] = (self._chain.head.commit, kept)
+        loose = [root for root, (base, _) in self._offers.items() if base not in (agreed, self._chain.head.commit)]
+        most = min(NUM_KEPT, MOST_KEPT_BYTES // max(1, len(contribution.data)))
+        for root in loose[: max(0, len(self._offers) - most)]:
             del self._offers[root]
+
+    def begin_shift(self, record: CommitRecord, contribution: EncodedContribution | None) -> AdoptionShift | None:
+        """The shift of a commit that moves the state in place; `contribution` is what we offered on its base. None while the trainer
+        lacks updates: it, and they, still need the anchors of earlier commits.
+        """
+        return None if not self.is_idle else AdoptionShift(record, self._me, contribution, self._chain.tools.grid)
 
     async def commit(
         self, link: ChainLink, record: CommitRecord, applied: AppliedCommit, contribution: EncodedContribution | None
@@ -184,8 +199,10 @@ class TrainerUpdater:
 
         await self._put(adopt, prepared.state.anchor_N, prepared.state.total_tokens)
 
-    async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
-        """Correct an anchor that was wrong by `shift_N`, (N,) float32: local work is kept."""
+    async def correct(self, shift_N: torch.Tensor | None, state: UnitState) -> None:
+        """Correct an anchor that was wrong by `shift_N`, (N,) float32: local work is kept. None: nobody knows by how much, and theta
+        starts from the anchor.
+        """
         await self._put(lambda tokens_ready: ParameterShift(shift_N, 0), state.anchor_N, state.total_tokens)
 
     async def _put(

@@ -5,45 +5,34 @@ Rules: R8, R19, R21, R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import structlog
 import torch
 import trio
 
 from averaging.rounds.lineage import retention as keeping
-from averaging.rounds.lineage.unit_log_view import EarlierVotes, with_displaced
+from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift, HeadState, Loan
+from averaging.rounds.lineage.unit_log_view import EarlierVotes, followed, led_to
 from averaging.rounds.lineage.updates import UnitContext, Updates
 from averaging.state.state import UnitState
 from averaging.state.unit_log import LoggedContribution, LoggedRounds
-from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.errors import LocalProtocolError, PotluckError, StorageError
+from protocol.estimates.unit_disk import Occasion
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, TreeNode, tree_of
 from protocol.rounds.messages.messages import Certificate
-from protocol.rounds.messages.wire import commit_id, decode_certificate, encode_certificate
+from protocol.rounds.messages.wire import encode_certificate
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
 
 KEPT_ROOTS = 64
 """Own state roots that are kept for comparison with what later commits attest."""
-
-
-_Lineage: TypeAlias = tuple[list[ChainLink], list[bytes], CommitTree]
-"""Links from the genesis on, the certificates of all links after the genesis, and the tree of all that they prove."""
-
-
-@dataclass(frozen=True)
-class AppliedCommit:
-    """The result of one commit here: the new state, and the anchor before it, (N,) float32."""
-
-    state: UnitState
-    previous_anchor_N: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -74,13 +63,14 @@ class UnitChain:
         self._genesis: keeping.Genesis = remake or genesis
         self.links: list[ChainLink] = [genesis_link(start_record, tools.unit)]
         self.certificates: list[bytes] = []
-        self.state = genesis
+        self.held = HeadState(genesis, is_lent=remake is None)
+        """The state, and whether commits may move its vectors in place."""
         self.root = Root(bytes(32))
         self.rooted = CommitId(bytes(32))
         """The commit whose state root `root` is: the head, or the one before it while the head's root is being computed."""
 
         self.is_kept = True
-        """False between a commit and the end of `keep`: the log leads to the head, but its generation is not written yet."""
+        """False between a commit and the end of `keep`: what is due on disk is not done yet."""
 
         self._roots: dict[CommitId, Root] = {}
         self.moving = trio.Lock()
@@ -92,6 +82,11 @@ class UnitChain:
         self._tree = tree_of(self.links[0])
         self._offered: dict[CommitId, tuple[LoggedContribution, ...]] = {}
         self._votes = EarlierVotes()
+
+    @property
+    def state(self) -> UnitState:
+        """The state at the head. Its vectors may move with the next commit: who needs them longer borrows them (`lent`)."""
+        return self.held.state
 
     @property
     def head(self) -> ChainLink:
@@ -126,10 +121,10 @@ class UnitChain:
         """
         logged = await self.tools.log.load()
         # verifying a long run's certificates takes seconds, in which other peers must hear from us
-        followed = partial(self._followed, logged)
-        self.links, self.certificates, self._tree = await self.tools.offload.run(followed)
+        read = partial(followed, self.links[0], logged, self._verified)
+        self.links, self.certificates, self._tree = await self.tools.offload.run(read)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
-        logged_lineage = [link.commit for link in self.links]
+        logged_lineage = list(self.links)
         await self._restore_state()
         open_round = self._read_votes(logged)
         await self._tidy_log()
@@ -138,32 +133,6 @@ class UnitChain:
         if self.tools.feedback is not None:
             await self.tools.feedback.restore(self.links, self.tree)
         return open_round
-
-    def _followed(self, logged: LoggedRounds) -> _Lineage:
-        """The lineage that the log describes; the tree also holds abandoned lineages. An entry on a base behind the head was
-        written after a start that had lost later bytes. The lineage continues from that entry.
-        """
-        links, raws = [self.links[0]], list[bytes]()
-        places = {links[0].commit: 0}
-        found: list[tuple[ChainLink, Certificate]] = []
-        for base, raw in logged.certificates:
-            certificate, position = decode_certificate(raw), places.get(base)
-            if position is None:
-                raise StorageError(
-                    "a log with a gap or of another run", "one chain from the run's start", "use another folder"
-                )
-            if position + 1 < len(links):
-                if commit_id(base, certificate.record) == links[position + 1].commit:
-                    continue
-                for link in links[position + 1 :]:
-                    del places[link.commit]
-                del links[position + 1 :], raws[position:]
-            links.append(self._verified(certificate, links[-1]))
-            raws.append(raw)
-            places[links[-1].commit] = position + 1
-            found.append((links[-1], certificate))
-        tree = tree_of(links[0]).add_all(found)
-        return links, raws, with_displaced(tree, logged.displaced, self._verified)
 
     def votes_on(self, base: CommitId) -> OpenRound:
         """The votes on a base that becomes our head, from our log as it was last read."""
@@ -181,12 +150,14 @@ class UnitChain:
             for problem in newest[2]:
                 log.warning("generation_damaged", reason=problem)
             state = newest[0]
+        elif len(self.links) > 1:
+            state = await keeping.genesis_state(self._genesis, self.tools)
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
             data = await self.updates.read_good(link)
             if data is None:
                 break
-            state = await self.updates.advance(state, link, data)
+            state = await self.updates.step_in_place(state, link, data)
             # A generation that no commit attests may have been damaged before it was written: a later root shows that.
             if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
                 self._doubt()
@@ -222,7 +193,8 @@ class UnitChain:
         Raises:
             RemoteProtocolError: the certificates do not lead from the start to the state.
         """
-        links, raws, tree = await self.tools.offload.run(partial(self._led_to, state.head, certificates))
+        led = partial(led_to, self.links[0], self._tree, state.head, certificates, self._verified)
+        links, raws, tree = await self.tools.offload.run(led)
         root = await self.updates.root(state)
         # certificates first: the next start cannot use a generation that the log does not lead to
         await self.tools.log.log_lineage(self.head.commit, raws[len(self.certificates) :])
@@ -230,60 +202,69 @@ class UnitChain:
         self.links, self.certificates, self._tree = links, raws, tree
         self._stand_at(state, root)
         await self.tools.generations.incoming.clear()
-        await self._sweep_updates([link.commit for link in links])
+        await self._sweep_updates(links)
         if self.tools.feedback is not None:
             await self.tools.feedback.follow(self.links, self.tree)
-
-    def _led_to(self, head: CommitId, certificates: Sequence[Certificate]) -> _Lineage:
-        """The lineage up to a commit, each certificate verified."""
-        links, raws = [self.links[0]], list[bytes]()
-        found: list[tuple[ChainLink, Certificate]] = []
-        for certificate in certificates:
-            if links[-1].commit == head:
-                break
-            links.append(self._verified(certificate, links[-1]))
-            raws.append(encode_certificate(certificate))
-            found.append((links[-1], certificate))
-        if links[-1].commit != head:
-            raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
-        return links, raws, self._tree.add_all(found)  # keeps the other lineages of the log
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
 
     # --- the next commit ------------------------------------------------------------------------------------------------------
 
-    async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+    async def apply(
+        self, link: ChainLink, certificate: Certificate, begin_shift: BeginShift | None = None
+    ) -> AppliedCommit:
         """Log the certificate, then apply the commit (R19); its bytes must be on disk. Every step that can fail comes before any
         change, so a failed commit may be tried again. The trainer need not wait for the next steps, `prove` and `keep`.
+
+        Args:
+            begin_shift: makes the shift of theta while the state moves in place; None: the anchor before the commit is kept for it.
 
         Raises:
             LocalProtocolError: the bytes are not here, or the link does not follow our head.
             StorageError: the certificate could not be written, or the bytes on our disk were damaged and have been deleted.
         """
         async with self.moving:
-            return await self._apply(link, certificate)
+            return await self._apply(link, certificate, begin_shift)
 
-    async def _apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+    async def _apply(self, link: ChainLink, certificate: Certificate, begin_shift: BeginShift | None) -> AppliedCommit:
+        if self.held.is_torn:
+            raise LocalProtocolError("a state that is between two commits", "one that was made again")
         if link.parent != self.head.commit:
             raise LocalProtocolError("a commit that does not follow our head", "the next one")
         data = await self.updates.read(link)
         if data is None:
             raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
         raw = encode_certificate(certificate)
-        previous = self.state
-        try:
-            state = await self.updates.advance(previous, link, data)
-        except StorageError:
-            await self.updates.read_good(link)  # deletes damaged bytes, so that they are fetched again
-            raise
-        await self.tools.log.log_certificate(self.head.commit, raw)
+        applied = await self._step(link, data, partial(self.tools.log.log_certificate, link.parent, raw), begin_shift)
         self.links.append(link)
         self.certificates.append(raw)
-        self.state, self.is_kept = state, False
+        self.is_kept = False
         if self._differs(link):
             self._doubt()
-        return AppliedCommit(state, previous.anchor_N)
+        return applied
+
+    async def _step(
+        self,
+        link: ChainLink,
+        data: Sequence[bytes | memoryview],
+        log_it: Callable[[], Awaitable[None]],
+        begin_shift: BeginShift | None,
+    ) -> AppliedCommit:
+        held, record, shift = self.held, link.record, None
+        try:
+            if begin_shift is not None and record is not None and held.may_change(record.outer):
+                shift = begin_shift()
+            if shift is not None:
+                return await held.step_in_place(self.updates, link, data, log_it, shift)
+            return await held.step_aside(self.updates, link, data, log_it)
+        except PotluckError as error:
+            if held.is_torn:
+                held.torn_at = link.parent
+                self._doubt()
+            elif isinstance(error, StorageError):
+                await self.updates.read_good(link)  # deletes damaged bytes, so that they are fetched again
+            raise
 
     async def prove(self, applied: AppliedCommit) -> Root:
         """The state root of an applied commit. The machine hears of a commit after this: the next contribution names the root."""
@@ -294,17 +275,20 @@ class UnitChain:
                 self._stand_at(self.state, await self.updates.root(self.state))
             return self.root
 
-    async def keep(self) -> None:
-        """Write the head's state as a generation, and delete what is too old. After an earlier crash the log leads to the head."""
+    async def keep(self, occasion: Occasion = Occasion.COMMIT) -> None:
+        """Delete what is too old on disk, and write the head's state as a generation if one is due. After an earlier crash the log
+        leads to the head.
+        """
         async with self.moving:
             if self.rooted != self.state.head:
                 return  # another commit came first: its own `keep` follows
-            await self._keep_generation()
+            await self._keep_generation(occasion)
             await self._tidy_log()
             self.is_kept = True
 
     def _stand_at(self, state: UnitState, root: Root) -> None:
-        self.state, self.root, self.rooted = state, root, state.head
+        self.held.stand_at(state)
+        self.root, self.rooted = root, state.head
         self._roots[state.head] = root
         while len(self._roots) > KEPT_ROOTS:
             del self._roots[next(iter(self._roots))]
@@ -321,26 +305,23 @@ class UnitChain:
 
     async def recomputed(self) -> UnitState | None:
         """The state at a commit of ours with the root that the run attests, from our own disk; None if the log's root differs."""
-        attested = attested_roots(self.links)
+        attested, commits = attested_roots(self.links), [link.commit for link in self.links]
         newest = await self.tools.generations.load_newest(attested, attested)
         state = newest[0] if newest is not None else await keeping.genesis_state(self._genesis, self.tools)
-        last_good: UnitState | None = None
-        for link in self.links[[link.commit for link in self.links].index(state.head) :]:
+        last = max((commits.index(commit) for commit in attested if commit in commits), default=0)
+        for link in self.links[commits.index(state.head) : last + 1]:
             if link.commit != state.head:
                 data = await self.updates.read_good(link)
                 if data is None:
-                    break
-                state = await self.updates.advance(state, link, data)
-            expected = attested.get(link.commit)
-            if expected is not None:
-                if await self.updates.root(state) != expected:
-                    return None  # the same arithmetic fails again: get the state from other peers
-                last_good = state
-        return last_good
+                    return None
+                state = await self.updates.step_in_place(state, link, data)
+            if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
+                return None  # the same arithmetic fails again: get the state from other peers
+        return state if state.head in attested else None
 
-    async def replace_state(self, state: UnitState) -> torch.Tensor:
+    async def replace_state(self, state: UnitState) -> torch.Tensor | None:
         """Replace the head's state by the one that follows from `state`, at a commit of ours; returns the anchor's shift, (N,)
-        float32.
+        float32, or None if the state was between two commits, so that there was no anchor. The memory of `state` is taken over.
 
         Raises:
             LocalProtocolError: that commit is not on our lineage, or bytes since then are gone.
@@ -353,18 +334,18 @@ class UnitChain:
                 data = await self.updates.read_good(link)
                 if data is None:
                     raise LocalProtocolError("a commit whose bytes are gone", "a newer state")
-                state = await self.updates.advance(state, link, data)
-            shift_N = torch.sub(state.anchor_N, self.state.anchor_N)
+                state = await self.updates.step_in_place(state, link, data)
+            shift_N = None if self.held.is_torn else torch.sub(state.anchor_N, self.state.anchor_N)
             self._stand_at(state, await self.updates.root(state))
             self.is_sound, self.became_unsound = True, trio.Event()
-            await self._keep_generation(doubtful=commits[commits.index(good) : -1])
+            await self._keep_generation(Occasion.REPLACED, commits[commits.index(good) : -1])
             await self.tools.generations.incoming.clear()
             return shift_N
 
-    async def _keep_generation(self, doubtful: Sequence[CommitId] = ()) -> None:
-        """Write the head's generation, unless our state differs from the attested one: a restart must not load a wrong state."""
+    async def _keep_generation(self, occasion: Occasion, doubtful: Sequence[CommitId] = ()) -> None:
+        """Keep the head's generation, unless our state differs from the attested one: a restart must not load a wrong state."""
         if self.is_sound:
-            await keeping.keep_generation(self.tools, self.links, self.state, self.root, doubtful)
+            await keeping.keep_generation(self.tools, self.links, self.state, self.root, occasion, doubtful)
 
     @property
     def last_agreed(self) -> ChainLink:
@@ -389,12 +370,13 @@ class UnitChain:
         """The most bytes that this unit takes on disk."""
         return keeping.disk_bound_bytes(self.tools)
 
-    async def _sweep_updates(self, lineage: Sequence[CommitId]) -> None:
+    async def _sweep_updates(self, lineage: Sequence[ChainLink]) -> None:
         """Delete all results except those that are kept of this lineage. After an absence the head is far ahead of the results
         kept earlier, and no later commit would name them.
         """
         try:
-            await self.tools.log.keep_results(keeping.kept_bases(self.tools, lineage))
+            found = keeping.on_lineage(lineage, await self.tools.generations.list())
+            await self.tools.log.keep_results(keeping.kept_bases(self.tools, lineage, found))
         except StorageError as error:
             log.warning("updates_not_dropped", reason=error.one_line())
 
@@ -402,8 +384,9 @@ class UnitChain:
 
     async def state_at(self, commit: CommitId) -> UnitState | None:
         """The state at a commit of our lineage, rebuilt from what is kept; None if that does not reach back so far."""
-        if commit == self.state.head:
-            return self.state
+        async with self.moving:  # no step is being made
+            if commit == self.state.head:
+                return None if self.held.is_torn else self.held.lend().state  # a switch may need it for long
         position = next((i for i, link in enumerate(self.links) if link.commit == commit), None)
         if position is None:
             return None
@@ -414,11 +397,11 @@ class UnitChain:
             data = await self.updates.read_good(link)
             if data is None:
                 return None
-            state = await self.updates.advance(state, link, data)
+            state = await self.updates.step_in_place(state, link, data)
         return state
 
-    async def replay(self, state: UnitState, path: Sequence[TreeNode]) -> UnitState:
-        """The state after these commits, whose bytes are on disk.
+    async def replay(self, state: UnitState, path: Sequence[TreeNode], *, is_own: bool) -> UnitState:
+        """The state after these commits, whose bytes are on disk; `is_own` if the memory of `state` may be taken over.
 
         Raises:
             LocalProtocolError: the bytes of one of them are not here.
@@ -427,7 +410,8 @@ class UnitChain:
             data = await self.updates.read_good(node.link)
             if data is None:
                 raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
-            state = await self.updates.advance(state, node.link, data)
+            made = self.updates.step_in_place if is_own else self.updates.advance
+            state = await made(state, node.link, data)
         return state
 
     async def prepared(
@@ -464,10 +448,10 @@ class UnitChain:
         self.links[position + 1 :] = [node.link for node in prepared.path]
         self.certificates[position:] = _certificates_of(prepared)
         self._stand_at(prepared.state, prepared.root)
-        await self._keep_generation()
+        await self._keep_generation(Occasion.REPLACED)
         await self.tools.generations.incoming.clear()
         await self._drop_lost(lost, prepared.path[0].link)
-        await self._sweep_updates([link.commit for link in self.links])
+        await self._sweep_updates(self.links)
         return await self.votes_on_head()
 
     async def votes_on_head(self) -> OpenRound:
@@ -494,3 +478,9 @@ class UnitChain:
 
 def _certificates_of(prepared: PreparedSwitch) -> list[bytes]:
     return [encode_certificate(node.certificate) for node in prepared.path if node.certificate is not None]
+
+
+async def lend(chain: UnitChain) -> Loan:
+    """The state at the head, which stays as it is until it is given back: a commit in that time makes another one."""
+    async with chain.moving:
+        return chain.held.lend()

@@ -9,15 +9,17 @@ from typing import Final
 
 import structlog
 
+from averaging.arithmetic.outer_step import moves_momentum
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import Offload
-from averaging.rounds.lineage.next_state import Encoded, NextState, SliceBytes, examined
+from averaging.rounds.lineage.next_state import Encoded, NextState, Seen, SliceBytes, examined, step_in_place
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.traffic.contribution import split_chunks
 from averaging.state.generations import Generations
 from averaging.state.state import StateHashes, UnitState
 from averaging.state.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.estimates.unit_disk import SMALL_STATE_BYTES
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.merkle import leaf_hash, merkle_root
@@ -52,6 +54,9 @@ class UnitContext:
     feedback: ErrorFeedback | None = None
     results: Codec | None = None
     """The codec of results; None: that of contributions."""
+
+    small_state_bytes: int = SMALL_STATE_BYTES
+    """A state of at most this size is written after every commit."""
 
     @property
     def result_codec(self) -> Codec:
@@ -157,15 +162,63 @@ class Updates:
         Raises:
             StorageError: these are not the bytes that the record names: they were damaged on our disk since they arrived.
         """
-        record, tools = link.record, self._tools
-        if record is None:
-            raise LocalProtocolError("a link without a record", "a commit")
+        record, tools = _record_of(link), self._tools
         ahead = await self._made_ahead(state, record.outer)
         made = partial(self._outer, ahead, link, record, data, dict(self._fresh))
         advanced = await tools.offload.run(made, cost_s=APPLY_COST_S)
         if record.parent == self._fresh_base:
             self._fresh.clear()
         return advanced
+
+    async def check(self, link: ChainLink, data: Sequence[bytes | memoryview]) -> None:
+        """Check that `data` are the results of a commit, fit to apply. Those that were checked when they arrived are not read again.
+
+        Raises:
+            StorageError: these are not the bytes that the record names: they were damaged on our disk since they arrived.
+            RemoteProtocolError: bytes that do not decode, or an outer step that this version does not know.
+        """
+        record, fresh = _record_of(link), dict(self._fresh)
+        moves_momentum(record.outer)
+        await self._tools.offload.run(partial(self._check, link.index, record, data, fresh))
+
+    def _check(
+        self,
+        index: int,
+        record: CommitRecord,
+        data: Sequence[bytes | memoryview],
+        fresh: Mapping[Root, SliceBytes],
+    ) -> None:
+        for part, blob in zip(record.slices, data, strict=True):
+            known = fresh.get(part.result_hash)
+            if known is not None and known.data is blob:
+                continue
+            if self._hashes(part, blob) is None:
+                raise _damaged(index)
+            examined(self._tools.result_codec, self._tools.grid, part.first_chunk, self._chunks(part, blob), None)
+
+    async def step_in_place(
+        self, state: UnitState, link: ChainLink, data: Sequence[bytes | memoryview], seen: Seen = lambda *_: None
+    ) -> UnitState:
+        """As `advance`, in the memory of `state`, which nobody else may read. `data` passed `check`, or was read by `read_good`.
+        `seen` is called in a thread.
+
+        Raises:
+            RemoteProtocolError: bytes that do not decode; the vectors are of no use then.
+        """
+        record = _record_of(link)
+        self._ahead = None
+        if moves_momentum(record.outer):
+            self._hashes_of.forget()
+        await self._tools.offload.run(partial(self._step_all, state, record, data, seen), cost_s=APPLY_COST_S)
+        if record.parent == self._fresh_base:
+            self._fresh.clear()
+        return UnitState(state.unit, link.commit, link.index, link.total_tokens, *state.vectors)
+
+    def _step_all(self, state: UnitState, record: CommitRecord, data: Sequence[bytes | memoryview], seen: Seen) -> None:
+        tools = self._tools
+        for part, blob in zip(record.slices, data, strict=True):
+            chunks = self._chunks(part, blob)
+            step_in_place(state, record.outer, tools.result_codec, tools.grid, part.first_chunk, chunks, seen)
 
     async def _made_ahead(self, state: UnitState, outer: OuterStep) -> NextState:
         """The next state as far as it was computed while results arrived, else an empty one. Nothing is added to it afterwards."""
@@ -186,12 +239,20 @@ class Updates:
             known = fresh.get(part.result_hash)
             hashes = known.hashes if known is not None and known.data is blob else self._hashes(part, blob)
             if hashes is None:
-                raise StorageError(
-                    f"a result of commit {link.index} damaged on our disk", "the bytes that were checked"
-                )
+                raise _damaged(link.index)
             ahead.make(part.first_chunk, self._chunks(part, blob), hashes)
         return ahead.at(link)
 
     async def root(self, state: UnitState) -> Root:
         """The Merkle root of a state. It is hashed here, not while the state is computed, because a trainer waits for the state."""
         return await self._tools.offload.run(partial(self._hashes_of.root, state), cost_s=APPLY_COST_S)
+
+
+def _record_of(link: ChainLink) -> CommitRecord:
+    if link.record is None:
+        raise LocalProtocolError("a link without a record", "a commit")
+    return link.record
+
+
+def _damaged(index: int) -> StorageError:
+    return StorageError(f"a result of commit {index} damaged on our disk", "the bytes that were checked")

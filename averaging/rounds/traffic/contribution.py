@@ -49,6 +49,7 @@ class EncodedContribution:
         tree: over their leaf hashes.
         header: our claim (protocol/rounds/messages/claim.py), in its signed envelope.
         credential: proof of our admission, where the base roster does not have us.
+        may_overwrite_theta: whether the shift of theta may be made in the memory of `theta_N`.
     """
 
     theta_N: torch.Tensor
@@ -58,6 +59,7 @@ class EncodedContribution:
     tree: MerkleTree
     header: bytes = b""
     credential: bytes = b""
+    may_overwrite_theta: bool = False
 
     @property
     def hashes(self) -> Sequence[bytes]:

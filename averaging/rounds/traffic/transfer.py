@@ -282,6 +282,8 @@ class TransferService:
         self._generations = generations
         self._grid = grid
         self._certificates_after = certificates_after
+        self.asked: Callable[[], None] = lambda: None
+        """Called when a peer asks which states there are."""
 
     async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
         """Answer one request; an empty end answers for what is not here."""
@@ -309,6 +311,8 @@ class TransferService:
             await stream.send_frame((data or b"")[begin : begin + PIECE_BYTES])
 
     async def _send_state(self, request: FetchState, stream: Stream) -> None:
+        if request.stop_chunk == 0:
+            self.asked()
         for ref in reversed(await self._generations.list()):
             if request.stop_chunk == 0:
                 head = await self._generations.head_of(ref)

@@ -66,9 +66,6 @@ class Island(WorkerTrainer):
         self._behind: set[int] = set()
         """Units whose anchor it has to load once it is back."""
 
-        self._is_offered = False
-        """Whether the others still read the theta that it told."""
-
         self._errands: trio.Nursery | None = None
         self._living = trio.CancelScope()
 
@@ -174,6 +171,8 @@ class Island(WorkerTrainer):
                 command = Command(op="load", unit=unit, schedule_tokens=self._schedule_tokens)
                 if await self._give(command, self._anchors[unit]) is None:
                     return
+                # a commit may be moving that anchor: the next shift was made for another one, and loads it again
+                self._life_of_theta[unit] = -1
                 self._behind.discard(unit)
 
     # --- supervision ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -102,6 +102,7 @@ class IslandTrainer:
                 sum(offer.tokens for offer in offers),
                 max(offer.num_steps for offer in offers),
                 max(offer.next_step for offer in offers),
+                may_overwrite=True,
             )
 
     async def shift(
@@ -131,13 +132,21 @@ class IslandTrainer:
         for island in self._islands.all:  # one that trains no more would else keep an old vector for ever
             await island.set_anchor(anchor_N, unit=unit)
 
-    async def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+    async def evaluate(
+        self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
+    ) -> float:
         """Held-out loss in nats per byte, from one island; the others train on. Raises as `WorkerTrainer.evaluate`."""
-        return await self._islands.on_one(lambda island: island.evaluate(anchor_N, expert))
+
+        def measured(island: Island, is_last: bool) -> Awaitable[float]:
+            if is_last:
+                return island.evaluate(anchor_N, expert, read=read)
+            return island.evaluate(anchor_N, expert)
+
+        return await self._islands.on_one(measured)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
-        return await self._islands.on_one(lambda island: island.evaluate_prose(anchor_N))
+        return await self._islands.on_one(lambda island, _: island.evaluate_prose(anchor_N))
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """The counters of all islands together, with the ready tokens of this unit."""
@@ -261,6 +270,7 @@ async def open_island_trainer(
             for place, (plan, own) in enumerate(zip(plans, of_each, strict=True))
         ]
     )
+    del anchor_N
     for island in islands.all:
         island.without = lambda left: without(left) if left else None
     trainer = IslandTrainer(islands, len(plans[0].units.spans))

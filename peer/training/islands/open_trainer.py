@@ -37,10 +37,12 @@ async def open_trainer(
     devices = [world.devices if world.mesh.num_ranks > 1 else () for world in layout.worlds]
     if len(plans) == 1:
         async with open_worker_trainer(plans[0], anchor_N, early, devices[0]) as alone:
+            del anchor_N  # a vector that nothing else holds would stay in memory for as long as the trainer
             alone.without = without
             yield alone
     else:
         async with open_island_trainer(plans, anchor_N, early, devices, without) as together:
+            del anchor_N
             yield together
 
 

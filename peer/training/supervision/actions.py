@@ -39,14 +39,17 @@ def timeout_of(action: bytes) -> float | None:
     return None if word == _FOR_EVER else float.fromhex(word)
 
 
-def boundary_word(goes_on: bool, units: Sequence[int]) -> bytes:
-    """At a boundary of a micro-batch: whether the step goes on, one byte, and the units whose values are to be brought."""
-    return (b"1" if goes_on else b"0") + ",".join(map(str, units)).encode()
+def boundary_word(goes_on: bool, units: Sequence[tuple[int, int]]) -> bytes:
+    """At a boundary of a micro-batch: whether the step goes on, one byte, and the units whose values are to be brought, each with the
+    number of the area that holds them.
+    """
+    return (b"1" if goes_on else b"0") + ",".join(f"{unit}.{area}" for unit, area in units).encode()
 
 
-def read_boundary(word: bytes) -> tuple[bool, list[int]]:
+def read_boundary(word: bytes) -> tuple[bool, list[tuple[int, int]]]:
     """The reverse of `boundary_word`."""
-    return word[:1] == b"1", [int(unit) for unit in word[1:].split(b",") if unit]
+    parts = [part.split(b".") for part in word[1:].split(b",") if part]
+    return word[:1] == b"1", [(int(unit), int(area)) for unit, area in parts]
 
 
 def leave_after_daemon(channel: socket.socket, code: int) -> None:

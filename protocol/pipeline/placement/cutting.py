@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import ConfigError, MachineError
-from protocol.pipeline.placement.peer_memory import PEER_MEMORY_BASE_BYTES, PEER_MEMORY_BYTES_PER_PARAMETER
+from protocol.memory_costs import STAGE_BASE_BYTES, STAGE_BYTES
 from protocol.tensors.model_config import ModelConfig, model_parts, num_matrix_values, num_values
 from protocol.tensors.stage_schema import MAX_STAGES, StageMap, stage_schema
 
@@ -84,9 +84,9 @@ def planned_memory(
     micro_batch_tokens: int,
     in_flight: int,
     recomputes: bool = False,
-    base_bytes: int = PEER_MEMORY_BASE_BYTES,
+    base_bytes: int = STAGE_BASE_BYTES,
 ) -> StageMemory:
-    """Memory by the manifest's numbers: parameters as protocol/pipeline/placement/peer_memory.py counts them, and activations of
+    """Memory by the manifest's numbers: parameters as protocol/memory_costs.py counts them, and activations of
     micro-batches between their passes.
 
     Args:
@@ -94,7 +94,7 @@ def planned_memory(
         in_flight: micro-batches that a stage keeps at once; the number of stages for 1F1B, all of a step for GPipe.
         recomputes: whether a stage keeps inputs only and computes everything else again before it goes backward.
     """
-    parts, per_parameter = model_parts(config), PEER_MEMORY_BYTES_PER_PARAMETER
+    parts, per_parameter = model_parts(config), STAGE_BYTES
     held = 1 if recomputes else in_flight
     inputs = in_flight * micro_batch_tokens * config.dim * VALUE_BYTES
     logits = 3 * micro_batch_tokens * config.vocab_size * VALUE_BYTES

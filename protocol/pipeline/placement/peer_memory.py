@@ -1,22 +1,19 @@
-"""Memory of a peer per parameter and in total, for estimates and for cutting stages. Measured; see tests/benchmarks/LOG.md."""
+"""Memory of a peer, for estimates and for what it may hold. Pure."""
 
 from __future__ import annotations
 
-from typing import Final
-
-PEER_MEMORY_BASE_BYTES: Final = 1 << 30
-"""Two Python processes with torch, p2pd, and the activations of a small model."""
-
-PEER_MEMORY_BYTES_PER_PARAMETER: Final = 40
-"""Parameters, gradients and two moments of Adam in float32 (16), three vectors shared with the daemon (12), its own state (8),
-and some reserve.
-"""
-
-FEEDBACK_MEMORY_BYTES_PER_PARAMETER: Final = 8
-"""With error feedback: the residual and the pending one in float32 (averaging/arithmetic/error_feedback.py)."""
+from protocol.memory_costs import FEEDBACK_BYTES, FRAGMENTS_BYTES, MOMENTUM_BYTES, PEER_BASE_BYTES, PEER_BYTES
 
 
-def peer_memory_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:
-    """Memory of a peer that trains on the CPU. On a card, the training part of it is memory of the card."""
-    per_parameter = PEER_MEMORY_BYTES_PER_PARAMETER + (FEEDBACK_MEMORY_BYTES_PER_PARAMETER if has_feedback else 0)
-    return PEER_MEMORY_BASE_BYTES + per_parameter * num_parameters
+def peer_memory_bytes(
+    num_parameters: int, *, has_feedback: bool = False, has_momentum: bool = False, has_fragments: bool = False
+) -> int:
+    """Memory of a peer that trains on the CPU. On a card, the training part of it is memory of the card.
+
+    Args:
+        has_feedback: whether the run has error feedback.
+        has_momentum: whether its outer step keeps a momentum.
+        has_fragments: whether it has rounds of fragments.
+    """
+    more = FEEDBACK_BYTES * has_feedback + MOMENTUM_BYTES * has_momentum + FRAGMENTS_BYTES * has_fragments
+    return PEER_BASE_BYTES + (PEER_BYTES + more) * num_parameters

@@ -4,8 +4,9 @@ import gc
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from averaging.arithmetic.spare_memory import MOST_SPARE, SpareMemory
+from averaging.arithmetic.spare_memory import MOST_SPARE, MOST_SPARE_VECTORS, SpareMemory
 
 NUM_BYTES = 1 << 16
 LONG = 1 << 22
@@ -51,12 +52,13 @@ def test_memory_of_another_length_is_its_own() -> None:
     assert memory.num_bytes == 3 * NUM_BYTES
 
 
-def test_no_more_of_one_length_is_kept_than_a_round_needs() -> None:
+@pytest.mark.parametrize(("kind", "most"), [(np.uint8, MOST_SPARE), (np.float32, MOST_SPARE_VECTORS)])
+def test_no_more_of_one_length_is_kept_than_a_round_needs(kind: type[np.generic], most: int) -> None:
     memory = SpareMemory()
-    vectors = [_vector(memory) for _ in range(MOST_SPARE + 3)]
-    assert len({_address(values) for values in vectors}) == MOST_SPARE + 3
-    vectors.clear()
-    assert memory.num_bytes == MOST_SPARE * NUM_BYTES
+    pieces = [memory.take(NUM_BYTES, np.dtype(kind)) for _ in range(most + 3)]
+    assert len({_address(values) for values in pieces}) == most + 3
+    pieces.clear()
+    assert memory.num_bytes == most * NUM_BYTES
 
 
 def _lent_free_bytes(values: np.ndarray) -> int:
@@ -98,9 +100,9 @@ def test_memory_may_be_taken_by_others_once_it_was_spare_for_a_while_and_not_whi
 def test_memory_that_nobody_asked_for_in_a_long_time_is_not_kept_at_all() -> None:
     now_s = [0.0]
     memory = SpareMemory(lambda: now_s[0])
-    used, values, later = _vector(memory), _vector(memory), _vector(memory)
+    used, values, later = (memory.take(NUM_BYTES, np.dtype(np.uint8)) for _ in range(3))
     place = _address(later)
-    used[:] = 1.0
+    used[:] = 1
     del values
     now_s[0] = 30.0
     assert memory.cool(30.0) == NUM_BYTES
@@ -111,5 +113,5 @@ def test_memory_that_nobody_asked_for_in_a_long_time_is_not_kept_at_all() -> Non
     now_s[0] = 300.0
     assert memory.let_go(300.0) == NUM_BYTES
     assert memory.num_bytes == NUM_BYTES, "what is spare for a shorter time stays"
-    assert _address(_vector(memory)) == place
-    assert (used == 1.0).all()
+    assert _address(memory.take(NUM_BYTES, np.dtype(np.uint8))) == place
+    assert (used == 1).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -11,10 +11,11 @@ from hashlib import sha256
 import torch
 import trio
 
-from averaging.codecs import codec_by_name
+from averaging.codecs import Codec, codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
-from averaging.network.seams.interfaces import Stream
-from averaging.rounds.lineage.unit_chain import AppliedCommit, UnitChain
+from averaging.network.seams.interfaces import Storage, Stream
+from averaging.rounds.lineage.head_state import AppliedCommit
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.contribution import encode_chunks, result_root
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
@@ -58,6 +59,8 @@ CHUNK_BYTES = 40
 OUTER = OuterStep("nesterov", 0.7, 0.5)
 VERIFIER = HashVerifier()
 TOKENS = 100
+SPACING = 4
+"""Commits between two generations of large states: this many fp32 updates weigh twice as much as a state."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,12 @@ class Party:
         self._next_sequence = self.session << 32
         self.network = self.world.swarm.start(self.peer)
         self.disk.power_on()
-        storage, offload = MemoryStorage(self.disk), InlineOffload()
+        storage, offload, grid = self.world.storage_of(self), InlineOffload(), self.world.grid
         self.log = UnitLog(storage)
-        self.generations = Generations(storage, GRID, offload)
-        tools = UnitContext(RUN_ID, UNIT, VERIFIER, CODEC, GRID, offload, self.log, self.generations)
+        self.generations = Generations(storage, grid, offload)
+        tools = UnitContext(RUN_ID, UNIT, VERIFIER, self.world.codec, grid, offload, self.log, self.generations)
+        if self.world.is_large:
+            tools = replace(tools, small_state_bytes=0)
         self.chain = UnitChain(tools, self.world.start_record, self.world.genesis)
 
     def crash(self) -> None:
@@ -184,7 +189,7 @@ class Party:
 
     def serve_fetches(self) -> None:
         """Answer on the channel "fetch" from our disk and note who asked for what."""
-        service = TransferService(UNIT, self.log, self.generations, GRID, self.chain.certificates_after)
+        service = TransferService(UNIT, self.log, self.generations, self.world.grid, self.chain.certificates_after)
 
         async def serve(peer: PeerId, stream: Stream) -> None:
             request = await read_request(stream)
@@ -214,7 +219,9 @@ async def apply_whole(chain: UnitChain, link: ChainLink, certificate: Certificat
 
 
 class RoundWorld:
-    """Peers in the order of their ids, all on the roster of the start record. Each of them has a chain of UNIT."""
+    """Peers in the order of their ids, all on the roster of the start record. Each of them has a chain of UNIT. If the world
+    `is_large`, states are written every SPACING commits, as large ones are. `commit_on` makes commits of GRID and CODEC alone.
+    """
 
     def __init__(
         self,
@@ -222,13 +229,20 @@ class RoundWorld:
         num_peers: int = 3,
         target_tokens: int = 3000,
         units: Sequence[UnitName] = (UNIT,),
+        *,
+        is_large: bool = False,
+        grid: ChunkGrid = GRID,
+        codec: Codec = CODEC,
+        storage_of: Callable[[Party], Storage] = lambda party: MemoryStorage(party.disk),
     ) -> None:
+        self.is_large = is_large
+        self.grid, self.codec, self.storage_of = grid, codec, storage_of
         self.swarm = MemorySwarm(nursery, random.Random(1), LinkSpeed(0.01, 10_000_000.0))
         signers = sorted((HashSigner(bytes([n])) for n in range(num_peers)), key=lambda signer: signer.peer_id)
         self.target_tokens = target_tokens
         roster = tuple(signer.peer_id for signer in signers)
-        drafts = [_zero_state(unit, CommitId(bytes(32))) for unit in units]
-        started = tuple(StartUnit(draft.unit, bytes(32), state_root(draft, GRID)) for draft in drafts)
+        drafts = [_zero_state(unit, CommitId(bytes(32)), grid) for unit in units]
+        started = tuple(StartUnit(draft.unit, bytes(32), state_root(draft, grid)) for draft in drafts)
         self.start_record = encode_body(StartRecord(RUN_ID, started, roster, target_tokens, 0, rules=SIGNED))
         self.genesis = self.genesis_of(UNIT)
         self.parties = [Party(self, signer) for signer in signers]
@@ -236,7 +250,7 @@ class RoundWorld:
 
     def genesis_of(self, unit: UnitName) -> UnitState:
         """The state before a unit's first commit."""
-        return _zero_state(unit, genesis_id(self.start_record))
+        return _zero_state(unit, genesis_id(self.start_record), self.grid)
 
     def proposal(
         self, slices: Sequence[tuple[int, int, int]], *, attempt: int = 0, reduce_within_s: float = 5.0
@@ -350,8 +364,8 @@ class RoundWorld:
         return made
 
 
-def _zero_state(unit: UnitName, head: CommitId) -> UnitState:
-    zeros_N = torch.zeros(GRID.num_elements, dtype=torch.float32)
+def _zero_state(unit: UnitName, head: CommitId, grid: ChunkGrid) -> UnitState:
+    zeros_N = torch.zeros(grid.num_elements, dtype=torch.float32)
     return UnitState(unit, head, 0, 0, zeros_N, zeros_N.clone())
 
 
@@ -361,11 +375,11 @@ def _root_of(seed: int, number: int, roots: Sequence[Root]) -> Root:
 
 @asynccontextmanager
 async def open_world(
-    num_peers: int = 3, target_tokens: int = 3000, units: Sequence[UnitName] = (UNIT,)
+    num_peers: int = 3, target_tokens: int = 3000, units: Sequence[UnitName] = (UNIT,), *, is_large: bool = False
 ) -> AsyncIterator[RoundWorld]:
     """A world whose background tasks end with the block."""
     async with trio.open_nursery() as nursery:
-        yield RoundWorld(nursery, num_peers, target_tokens, units)
+        yield RoundWorld(nursery, num_peers, target_tokens, units, is_large=is_large)
         nursery.cancel_scope.cancel()
 
 

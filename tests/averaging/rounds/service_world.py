@@ -40,7 +40,6 @@ from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import OpenRound, PeerView, RoundConfig, RoundState
 from tests.averaging.rounds.round_world import (
-    CODEC,
     GRID,
     OUTER,
     RUN_ID,
@@ -97,7 +96,7 @@ class StepTrainer:
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """Its worker never dies alone."""
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         return 0.0
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
@@ -216,7 +215,7 @@ class HandTrainer:
         await self._take("set_anchor")
         self.anchor_N = anchor_N
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         return 0.0
 
     def progress(self) -> TrainerProgress:
@@ -231,8 +230,8 @@ def config_of(world: RoundWorld, party: Party) -> RoundConfig:
         unit=UNIT,
         me=party.member,
         verifier=VERIFIER,
-        num_chunks=GRID.num_chunks,
-        codec=CODEC.name,
+        num_chunks=world.grid.num_chunks,
+        codec=world.codec.name,
         outer=OUTER,
         target=RoundTarget(world.target_tokens),
         min_members=1,

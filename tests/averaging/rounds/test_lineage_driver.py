@@ -35,7 +35,7 @@ from protocol.rounds.messages.wire import encode_certificate
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
 from protocol.rounds.state import OpenRound, Switching
 from tests.averaging.rounds.exchange_world import theta
-from tests.averaging.rounds.round_world import TOKENS, MadeCommit, Party, RoundWorld, open_world, tree_nodes
+from tests.averaging.rounds.round_world import SPACING, TOKENS, MadeCommit, Party, RoundWorld, open_world, tree_nodes
 from tests.averaging.rounds.service_world import (
     Bench,
     HandTrainer,
@@ -400,18 +400,34 @@ async def test_a_state_that_no_commit_attests_is_not_taken_and_results_lead_ther
         await fork.assert_switched()
 
 
+async def _behind_by(scene: Scene, num_commits: int) -> list[MadeCommit]:
+    """Orders what who is behind by more commits than are replayed must fetch. No record attests a state of them."""
+    made = scene.world.commits(num_commits)
+    for commit in made:
+        await scene.others[0].apply(commit)
+    scene.bench.state = replace(scene.bench.state, config=replace(scene.bench.config, replay_at_most=3))
+    target = made[-1].link.commit
+    scene.bench.state = replace(scene.bench.state, switching=Switching(scene.world.start.commit, target))
+    order = PrepareSwitch(scene.world.start.commit, tree_nodes(made), ())
+    scene.nursery.start_soon(scene.pursuer.prepare_switch, order)
+    return made
+
+
 async def test_who_is_only_behind_waits_for_a_state_that_is_attested(autojump_clock: Clock) -> None:
     async with _scene() as scene:
-        made = scene.world.commits(4)
-        for commit in made:
-            await scene.others[0].apply(commit)
-        scene.bench.state = replace(scene.bench.state, config=replace(scene.bench.config, replay_at_most=3))
-        target = made[-1].link.commit
-        scene.bench.state = replace(scene.bench.state, switching=Switching(scene.world.start.commit, target))
-        order = PrepareSwitch(scene.world.start.commit, tree_nodes(made), ())
-        scene.nursery.start_soon(scene.pursuer.prepare_switch, order)
+        made = await _behind_by(scene, 4)
         failed = await scene.bench.until_reported(SwitchFailed)
         assert (failed.missing, _asked(scene, FetchResult)) == (made[0].link.commit, [])
+
+
+async def test_who_is_behind_by_no_more_than_large_states_are_apart_takes_results_where_no_state_is(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene() as scene:
+        scene.party.chain.tools = replace(scene.party.chain.tools, small_state_bytes=0)
+        await _behind_by(scene, SPACING)
+        await scene.bench.until_reported(SwitchPrepared)
+        assert len(_asked(scene, FetchResult)) == 2 * SPACING
 
 
 async def _gives_nothing(*_: object) -> list[bytes]:

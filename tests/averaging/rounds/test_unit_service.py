@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.lineage.round_reports import RoundCommitted, TaskFailed
-from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, fetch_commits, fetch_result
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, ask_generation, fetch_commits, fetch_result
 from averaging.rounds.unit_service import LEAVE_WITHIN_S, STAYS_WITHIN_S
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PeerUnreachable, RemoteProtocolError
@@ -51,7 +51,17 @@ from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.rounds.state import RoundState, RoundStep
 from protocol.rounds.voting import ACK_VERSION
-from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
+from tests.averaging.rounds.round_world import (
+    CODEC,
+    GRID,
+    RUN_ID,
+    SPACING,
+    UNIT,
+    MadeCommit,
+    Party,
+    RoundWorld,
+    open_world,
+)
 from tests.averaging.rounds.service_world import (
     AwayTrainer,
     PausedTrainer,
@@ -669,6 +679,32 @@ async def test_members_are_served_the_chain_and_its_bytes(autojump_clock: Clock)
         part = commit.record.slices[0]
         request = FetchResult(UNIT, commit.record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         assert await fetch_result(asker.network, life.party.peer, request, CODEC, GRID) == commit.results[0]
+
+
+async def test_who_asks_for_a_large_state_is_offered_what_is_there_and_the_next_one_the_newest(
+    autojump_clock: Clock,
+) -> None:
+    async def prepare(world: RoundWorld, party: Party) -> None:
+        world.is_large = True
+        party.boot()
+        for commit in world.commits(SPACING + 2):
+            await party.apply(commit)
+        party.boot()
+
+    async with one_service(prepare) as (world, life, _):
+        asker = world.parties[1]
+
+        async def offered() -> list[int]:
+            return [donor.header.index for donor in await ask_generation(asker.network, life.party.peer, UNIT)]
+
+        assert (await offered())[0] == SPACING
+        await trio.sleep(1.0)
+        assert (await offered())[:2] == [SPACING + 2, SPACING]
+        disk = dict(life.party.disk.files)
+        for _ in range(3):
+            await offered()
+        await trio.sleep(1.0)
+        assert life.party.disk.files == disk, "it is there already"
 
 
 @pytest.mark.parametrize("kind", ["offers", "chunks", "hashes"])

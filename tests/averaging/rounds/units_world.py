@@ -11,9 +11,10 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.round_reports import RoundReport
-from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
@@ -182,7 +183,7 @@ async def prepared_for(chain: UnitChain, sides: Sides) -> PreparedSwitch:
     fork_state = await chain.state_at(fork)
     assert fork_state is not None
     path = tree_nodes(sides.theirs)
-    return await chain.prepared(fork, path, fork_state, await chain.replay(fork_state, path))
+    return await chain.prepared(fork, path, fork_state, await chain.replay(fork_state, path, is_own=False))
 
 
 # --- whole peers --------------------------------------------------------------------------------------------------------------

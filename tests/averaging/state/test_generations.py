@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +11,10 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from averaging.network.seams.offload import ThreadOffload
 from averaging.state.generations import PIN_S, Generations
 from averaging.state.state import UnitState, root_of, state_chunks, state_root
+from averaging.storage.file_storage import FileStorage
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root, UnitName
@@ -146,6 +150,32 @@ async def test_bytes_behind_the_last_chunk_are_damage(autojump_clock: Clock) -> 
     loaded = await generations.load_newest()
     assert loaded is not None
     assert (loaded[0].index, len(loaded[2])) == (1, 1)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 60, 180, 200])
+async def test_a_file_that_ends_early_is_damage_wherever_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    monkeypatch.setattr("averaging.state.generations._LOADED_AT_ONCE_BYTES", 1)
+    generations = Generations(FileStorage(tmp_path, ThreadOffload()), GRID, ThreadOffload())
+    for index in (1, 2):
+        ref = await generations.write(_state(index), state_root(_state(index), GRID))
+    os.truncate(tmp_path / ref.name, num_bytes)
+    with pytest.raises(StorageError, match="is damaged"):
+        await generations.load(ref)
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert state_root(loaded[0], GRID) == state_root(_state(1), GRID)
+    assert not (tmp_path / ref.name).exists()
+
+
+async def test_values_that_are_not_finite_are_damage_whatever_their_root(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations, odd = await _written(disk, 1), replace(_state(2), anchor_N=torch.full((20,), float("nan")))
+    await generations.write(odd, state_root(odd, GRID))
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert (loaded[0].index, "not finite" in loaded[2][0]) == (1, True)
 
 
 async def test_where_all_are_damaged_each_is_named(autojump_clock: Clock) -> None:

@@ -22,12 +22,18 @@ def _incoming(disk: MemoryDisk) -> PartialDownload:
     return PartialDownload(MemoryStorage(disk), GRID)
 
 
+async def _restored(incoming: PartialDownload, commit: CommitId = COMMIT) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    assert await incoming.restore(commit, HASHES, found.__setitem__) == len(found)
+    return found
+
+
 async def test_what_was_kept_is_there_after_a_restart(autojump_clock: Clock) -> None:
     disk = MemoryDisk()
     await _incoming(disk).keep(COMMIT, 1, CHUNKS[1:])
-    assert await _incoming(disk).restore(COMMIT, HASHES) == {1: CHUNKS[1], 2: CHUNKS[2]}
+    assert await _restored(_incoming(disk)) == {1: CHUNKS[1], 2: CHUNKS[2]}
     await _incoming(disk).keep(COMMIT, 0, CHUNKS[:1])
-    assert await _incoming(disk).restore(COMMIT, HASHES) == dict(enumerate(CHUNKS))
+    assert await _restored(_incoming(disk)) == dict(enumerate(CHUNKS))
 
 
 async def test_only_chunks_with_the_right_hash_are_taken(autojump_clock: Clock) -> None:
@@ -38,14 +44,14 @@ async def test_only_chunks_with_the_right_hash_are_taken(autojump_clock: Clock) 
     data[len(CHUNKS[0]) + 3] ^= 1
     disk.files[name] = bytes(data[:-1])
     with capture_logs() as entries:
-        assert await _incoming(disk).restore(COMMIT, HASHES) == {0: CHUNKS[0]}
+        assert await _restored(_incoming(disk)) == {0: CHUNKS[0]}
     assert [entry["reason"] for entry in entries] == [f"{name} is damaged: 1 chunks of it are used"]
 
 
 async def test_another_download_takes_the_place(autojump_clock: Clock) -> None:
     disk = MemoryDisk()
     await _incoming(disk).keep(COMMIT, 0, CHUNKS)
-    assert await _incoming(disk).restore(OTHER, HASHES) == {}
+    assert await _restored(_incoming(disk), OTHER) == {}
     assert not disk.files
 
 
@@ -55,7 +61,7 @@ async def test_a_full_disk_costs_only_what_could_not_be_kept(autojump_clock: Clo
     incoming = _incoming(disk)
     await incoming.keep(COMMIT, 0, CHUNKS[:1])
     await incoming.keep(COMMIT, 1, CHUNKS[1:])
-    assert await incoming.restore(COMMIT, HASHES) == {0: CHUNKS[0]}
+    assert await _restored(incoming) == {0: CHUNKS[0]}
 
 
 async def test_nothing_is_left_when_it_is_over(autojump_clock: Clock) -> None:

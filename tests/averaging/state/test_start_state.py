@@ -13,7 +13,7 @@ from averaging.arithmetic.vectors import picked
 from averaging.models.llama.config import LlamaConfig
 from averaging.state.start_state import NO_HEAD, start_root, start_state
 from averaging.state.state import state_root
-from protocol.errors import RemoteProtocolError, StorageError
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
@@ -55,8 +55,8 @@ def test_given_weights_stand_in_the_place_of_those_from_the_seed(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "data",
-    [bytes(4 * 23), bytes(4 * 25), bytes(4 * 24 - 1), np.full(24, np.inf, "<f4").tobytes()],
-    ids=["too few", "too many", "no whole values", "not finite"],
+    [bytes(4 * 23), bytes(4 * 25), bytes(4 * 24 - 1), b"x", np.full(24, np.inf, "<f4").tobytes()],
+    ids=["too few", "too many", "no whole values", "no value", "not finite"],
 )
 def test_given_weights_that_are_not_the_units_are_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
@@ -71,6 +71,12 @@ def test_given_weights_that_are_lost_or_damaged_are_named(tmp_path: Path) -> Non
     path.unlink()
     with pytest.raises(StorageError, match="cannot be read"):
         start_state(SCHEMA, 1, given=[path])
+
+
+def test_given_weights_of_a_model_without_the_units_tensor_are_refused(tmp_path: Path) -> None:
+    model = TensorSchema(UnitName("model"), (TensorSpec("embed.weight", (6, 4)),))
+    with pytest.raises(LocalProtocolError, match="norm"):
+        start_state(SCHEMA, 1, given=_given(tmp_path, bytes(4 * 24)), model=model)
 
 
 def test_units_of_a_model_begin_with_the_values_that_the_whole_begins_with(tmp_path: Path) -> None:

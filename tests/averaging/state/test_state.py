@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import averaging.state.state
 from averaging.state.state import (
     StateHashes,
+    StateHeader,
     StateParts,
     UnitState,
     chunk_hashes,
@@ -15,7 +17,6 @@ from averaging.state.state import (
     leaf_of_chunk,
     root_of,
     state_chunks,
-    state_from_chunks,
     state_root,
 )
 from protocol.errors import RemoteProtocolError
@@ -27,13 +28,20 @@ GRID = ChunkGrid(25, 8)
 STATE = UnitState(UnitName("fragment-0"), CommitId(b"h" * 32), 3, 999, torch.arange(25.0), -torch.arange(25.0))
 
 
-def _chunks() -> list[bytes]:
-    return [b"".join(parts) for parts in state_chunks(STATE, GRID)]
+def _chunks(state: UnitState = STATE) -> list[bytes]:
+    return [b"".join(parts) for parts in state_chunks(state, GRID)]
+
+
+def _put_together(header: StateHeader, chunks: Sequence[bytes]) -> UnitState:
+    parts = StateParts(header, GRID)
+    for chunk, data in enumerate(chunks):
+        parts.put(chunk, data)
+    return parts.whole()
 
 
 def test_a_state_comes_back_from_its_header_and_chunks_with_the_same_root() -> None:
     header = header_from_bytes(STATE.header.to_bytes())
-    again = state_from_chunks(header, _chunks(), GRID)
+    again = _put_together(header, _chunks())
     assert state_root(again, GRID) == state_root(STATE, GRID) == root_of(header, chunk_hashes(STATE, GRID))
     assert torch.equal(again.momentum_N, STATE.momentum_N)
     assert chunk_hashes(STATE, GRID) == tuple(leaf_of_chunk(chunk) for chunk in _chunks())
@@ -77,12 +85,23 @@ def test_roots_of_states_one_after_another_hash_a_momentum_that_does_not_move_on
     assert nums_hashed == [whole, anchor, whole, whole], "with the header; the momentum before the last is forgotten"
 
 
-def test_a_missing_short_or_infinite_chunk_is_refused() -> None:
+@pytest.mark.parametrize("vector", ["anchor_N", "momentum_N"])
+def test_a_missing_short_or_infinite_chunk_is_refused(vector: str) -> None:
     chunks = _chunks()
-    infinite = b"".join(state_chunks(replace(STATE, anchor_N=torch.full((25,), float("inf"))), GRID)[0])
+    infinite = _chunks(replace(STATE, **{vector: torch.full((25,), float("inf"))}))[0]
     for wrong in (chunks[:-1], [*chunks[:-1], chunks[-1][:-1]], [infinite, *chunks[1:]]):
         with pytest.raises(RemoteProtocolError):
-            state_from_chunks(STATE.header, wrong, GRID)
+            _put_together(STATE.header, wrong)
+
+
+def test_a_momentum_of_negative_zeros_keeps_its_bytes() -> None:
+    negative = replace(STATE, momentum_N=-torch.zeros(25))
+    again = _put_together(STATE.header, _chunks(negative))
+    assert (
+        state_root(again, GRID)
+        == state_root(negative, GRID)
+        != state_root(replace(STATE, momentum_N=torch.zeros(25)), GRID)
+    )
 
 
 def test_a_state_is_put_together_in_any_order_and_a_chunk_that_comes_twice_counts_once() -> None:

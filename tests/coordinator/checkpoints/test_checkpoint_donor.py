@@ -17,17 +17,18 @@ from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.fetching.download import DownloadContext, download_state
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, fetch_commits
 from averaging.trio_errors import run_single_error
-from coordinator.checkpoints.checkpoint_donor import CheckpointDonor, CheckpointStates, DonorView, StoredVector
-from coordinator.checkpoints.checkpoints import load_checkpoint, read_manifest, stored_unit
+from coordinator.checkpoints.checkpoint_donor import CheckpointDonor, CheckpointStates, DonorView
+from coordinator.checkpoints.checkpoints import read_manifest, stored_unit
 from coordinator.ledger.ledger import CheckpointRow, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
-from protocol.errors import StorageError, TransportError, UnreachableError
+from protocol.errors import TransportError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.requests import FetchRequest
 from protocol.tensors.expert_schema import held_units
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.coordinator.chain_world import UNIT, Chain, rows_of
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
 from tests.virtual import InlineOffload
 
@@ -72,22 +73,6 @@ class Host:
         view = DonorView(admitted, lambda: lineage, elsewhere, frozenset({UnitName("expert-0")}))
         donor = CheckpointDonor(self.schema.unit, states, ledger, view)
         swarm.start(HOST).serve_streams(FETCH_CHANNEL, donor.serve_fetch)
-
-
-def test_a_part_of_a_vector_is_read_from_the_tensors_that_it_lies_in(tmp_path: Path) -> None:
-    config = decoder()
-    path = checkpoint_of(tmp_path, config)
-    schema, anchor_N = model_schema(config), load_checkpoint(path)[1].anchor_N
-    stored = StoredVector(path / f"{schema.unit}.safetensors", schema)
-    for start, stop in ((0, schema.num_elements), (5, 6), (700, 2900), (schema.num_elements - 3, schema.num_elements)):
-        assert stored.read(start, stop) == anchor_N[start:stop].numpy().tobytes()
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b"\x05" + b"\0" * 7 + b"[1,2]", b"\x02" + b"\0" * 7 + b"{}"])
-def test_a_file_that_holds_no_weights_is_named_and_not_served(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "x.safetensors").write_bytes(data)
-    with pytest.raises(StorageError, match=r"x\.safetensors has .*expected a checkpoint's weights"):
-        StoredVector(tmp_path / "x.safetensors", model_schema(decoder()))
 
 
 def _fetched(host: Host, root: Root, tmp_path: Path) -> torch.Tensor:

@@ -19,13 +19,13 @@ from averaging.data.vocabulary import FileTokenizer, train_bpe
 from averaging.models.llama.config import LlamaConfig
 from coordinator.checkpoints import checkpoint_export
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
-from coordinator.checkpoints.checkpoints import load_checkpoint
 from coordinator.run.run_files import RunTokenizer
 from peer.models.decoder import Decoder, load_flat
 from peer.models.merging import holder_model
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import (
     MIXTURE,
     checkpoint_of,
@@ -247,7 +247,7 @@ def test_interrupted_export_leaves_nothing(checkpoint: Path, tmp_path: Path, mon
     def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_export, "save_file", interrupted)
+    monkeypatch.setattr(checkpoint_export, "write_tensors", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()

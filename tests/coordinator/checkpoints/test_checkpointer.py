@@ -33,7 +33,6 @@ from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
     CheckpointManifest,
     UnitContent,
-    together,
     unlisted_checkpoints,
     verify_checkpoint,
     write_checkpoint,
@@ -52,6 +51,7 @@ from protocol.tensors.model_units import model_units
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.admission.test_service import start
 from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
 
 A, B, C = (peer.peer_id for peer in PEERS)
@@ -216,7 +216,8 @@ async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> Non
         other = UnitTarget(others.unit, other_head, other_root, (B,))
         content = await writer.content(Target(head, 1, root, (A,), (other,)), host.offload)
     assert donors.asked == [(A,), (B,)]
-    assert torch.equal(content.state.anchor_N, start_state(model_schema(model), 1).anchor_N)
+    written = load_checkpoint(folder / write_checkpoint(folder, content, now_unix_s=1).path)[1]
+    assert torch.equal(written.anchor_N, start_state(model_schema(model), 1).anchor_N)
 
 
 def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_without_donors() -> None:
@@ -354,14 +355,13 @@ class _Frozen:
                 (schema, grid, self.state(index)),
             )
         ]
-        state = together(parts, place.whole)
         content = CheckpointContent(
             place.run_name,
             place.run_id_hex,
             place.whole,
             place.grid,
             place.model,
-            state,
+            parts[0].state,
             parts[0].root,
             units=tuple(parts),
             mixture=place.mixture,

@@ -18,12 +18,10 @@ from coordinator.checkpoints import checkpoints
 from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
     UnitContent,
-    load_checkpoint,
     remove_checkpoint,
     remove_leftovers,
     stored_unit,
     surplus,
-    together,
     unlisted_checkpoints,
     verify_checkpoint,
     write_checkpoint,
@@ -38,6 +36,7 @@ from protocol.tensors.model_units import model_units
 from protocol.tensors.stage_schema import StageMap
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 from tests.at_once import stage_units
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 
 UNIT = UnitName("fragment-0")
 SCHEMA = TensorSchema(UNIT, (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))
@@ -85,7 +84,7 @@ def checkpoint_of_stages(folder: Path, stages: StageMap) -> Path:
         parts.whole,
         spine.grid,
         stages.decoder.model_dump(),
-        together(units, parts.whole),
+        units[0].state,
         spine.root,
         units=tuple(units),
     )
@@ -111,7 +110,7 @@ def checkpoint_of_experts(folder: Path, config: LlamaConfig) -> Path:
         model.whole,
         spine.grid,
         config.model_dump(),
-        together(units, model.whole),
+        units[0].state,
         spine.root,
         units=tuple(units),
         mixture=MIXTURE,
@@ -158,7 +157,7 @@ def units_content() -> CheckpointContent:
         model,
         spine.grid,
         config.model_dump(),
-        together(units, model),
+        units[0].state,
         spine.root,
         units=tuple(units),
     )

@@ -15,9 +15,9 @@ from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.data.vocabulary import train_bpe
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
-from coordinator.checkpoints.checkpoints import load_checkpoint
 from coordinator.checkpoints.weights_import import check_tokenizer, check_tokens, read_weights
 from protocol.errors import ConfigError, PotluckError, StorageError
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -61,6 +61,26 @@ def test_what_was_exported_comes_back_bit_for_bit(tmp_path: Path, is_tied: bool,
         _shard(folder)
     anchor_N = load_checkpoint(next(tmp_path.glob("0*")))[1].anchor_N
     assert torch.equal(read_weights(folder, decoder(is_tied=is_tied)), anchor_N)
+
+
+@pytest.mark.parametrize("num_values", [1, 16 * 7, 16 * 257])
+def test_tensors_are_taken_some_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_values: int
+) -> None:
+    monkeypatch.setattr("coordinator.checkpoints.weights_import._VALUES_AT_ONCE", num_values)
+    folder = exported(tmp_path)
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
+    _change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+    anchor_N = load_checkpoint(next(tmp_path.glob("0*")))[1].anchor_N
+    assert torch.equal(read_weights(folder, decoder()), anchor_N)
+    head[-1, -1] += 1.0
+    _change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs"):
+        read_weights(folder, decoder())
+    head[-1, -1] = float("nan")
+    _change_tensors(folder, lambda tensors: tensors.update({"model.embed_tokens.weight": head}))
+    with pytest.raises(ConfigError, match="not finite"):
+        read_weights(folder, decoder())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -19,7 +19,7 @@ from averaging.data.shards import DatasetManifest
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.models.llama.config import LlamaConfig
 from averaging.state.state import UnitState, state_root
-from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, together, write_checkpoint
+from coordinator.checkpoints.checkpoints import CheckpointContent, UnitContent, write_checkpoint
 from coordinator.experts.merge_inputs import ExpertSample, merge_checkpoints, read_parts, write_merged
 from coordinator.run.hosted_runs import MANIFEST_FILE
 from peer.models.merging import merge_with_text
@@ -50,7 +50,7 @@ def _content(run_id: str, seed: int = 5, trained: tuple[int, ...] = (0, 1)) -> C
         grid = ChunkGrid(schema.num_elements, 1024)
         contents.append(UnitContent(schema, grid, state, state_root(state, grid)))
     return CheckpointContent(
-        "potluck run", run_id, layout.whole, contents[0].grid, DECODER.model_dump(), together(contents, layout.whole),
+        "potluck run", run_id, layout.whole, contents[0].grid, DECODER.model_dump(), contents[0].state,
         contents[0].root, units=tuple(contents), mixture=MIXTURE,
     )  # fmt: skip
 

@@ -10,11 +10,12 @@ import torch
 
 from averaging.state.run_model import ModelTokenizer, ModelUnit, RunModel
 from averaging.state.state import state_root
-from coordinator.checkpoints.checkpoints import load_checkpoint, write_checkpoint
+from coordinator.checkpoints.checkpoints import write_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.run.named_checkpoint import FOLDER, fetch_checkpoint, newest_of, opened_checkpoint
 from protocol.errors import ConfigError, StorageError
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import content
 from tests.peer.holdings.test_own_model import manifest_of, state_at
 

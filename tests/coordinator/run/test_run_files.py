@@ -15,7 +15,6 @@ from averaging.data.sources.texts import Text
 from averaging.data.vocabulary import train_bpe
 from averaging.state.start_state import start_root, start_state
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
-from coordinator.checkpoints.checkpoints import load_checkpoint
 from coordinator.run.run_files import RunTokenizer, load_run, open_run, run_tokenizer, start_units
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
@@ -23,6 +22,7 @@ from protocol.identity.identity import Identity
 from protocol.run.manifest import MANIFEST_DOMAIN, load_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import Chain
+from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
 HOST = Identity(b"h" * 32)

@@ -37,6 +37,7 @@ def test_no_more_checkpoints_are_kept_than_estimated_and_few_less(every: int, ke
     [
         (DEFAULT, Data(1_000_000, is_packed=False), "data at most about 2.0 MB, from 1.0 MB"),
         (DEFAULT, Data(1_000_000, is_packed=True), "data 1.0 MB, packed already"),
+        (DEFAULT, Data(1_000_000, is_packed=True), "writes 6.2 MB a checkpoint, 1.8 GB a day"),
         (expert_toml(), Data(1_000_000, is_packed=True), "data 1.0 MB, packed already"),
         (
             DEFAULT.replace("vocab_size = 257", "vocab_size = 70_000"),
@@ -60,9 +61,9 @@ def test_no_more_checkpoints_are_kept_than_estimated_and_few_less(every: int, ke
         ),
         (DEFAULT, Data(0, is_packed=True), "checkpoints 43.2 MB: 7 of 6.2 MB"),
         (DEFAULT, Data(0, is_packed=True), "ledger 5.5 MB, with 64 peers in 163 rounds"),
-        (DEFAULT, Data(0, is_packed=True), "a day   down 1.8 GB for checkpoints, at a round every 60 s"),
+        (DEFAULT, Data(0, is_packed=True), "a day   down 1.1 GB for checkpoints, at a round every 60 s"),
         (DEFAULT, Data(0, is_packed=True), "model   771,328 parameters"),
-        (DEFAULT.replace("dim = 128", "dim = 8192"), Data(0, True), "memory  about 20.7 GB"),
+        (DEFAULT.replace("dim = 128", "dim = 8192"), Data(0, True), "memory  about 4.6 GB"),
     ],
 )
 def test_the_host_is_told_what_its_run_takes(text: str, data: Data, reported: str) -> None:
@@ -71,8 +72,9 @@ def test_the_host_is_told_what_its_run_takes(text: str, data: Data, reported: st
 
 def test_what_each_peer_needs_is_told_too() -> None:
     lines = estimate_lines(each_peer_estimates(parse_run_config(DEFAULT)))
-    assert lines[:3] == [
-        "  memory     about 1.1 GB",
+    assert lines[:4] == [
+        "  memory     about 834.6 MB",
         "  disk       at most 114.2 MB and a log of the rounds, and its data",
+        "             writes about 1.2 MB a round, 1.7 GB a day at a round every 60 s",
         "  a round    up 1.5 MB, down 1.5 MB, with 64 peers (int8)",
     ]

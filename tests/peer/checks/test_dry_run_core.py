@@ -11,10 +11,11 @@ OFFER = OfferedResources(cache_bytes=2_000_000_000, no_listen=False, daily_quota
 
 
 def test_what_a_run_takes_is_told_with_units() -> None:
-    assert estimate_lines(peer_estimates(RUN, 20_000_000, OFFER))[:5] == [
+    assert estimate_lines(peer_estimates(RUN, 20_000_000, OFFER))[:6] == [
         "  model         771,328 parameters",
-        "  memory        about 1.1 GB",
+        "  memory        about 834.6 MB",
         "  disk          at most 114.2 MB and a log of the rounds, and 20.0 MB of data",
+        "                writes about 1.2 MB a round, 1.7 GB a day at a round every 60 s",
         "  at the start  fetches a state of 6.2 MB, then data as it is needed",
         "  a round       up 1.5 MB, down 1.5 MB, with 64 peers (int8)",
     ]
@@ -41,7 +42,7 @@ def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:
     lines = estimate_lines(peer_estimates(None, 0, OfferedResources(2_000_000_000, False, 1.0)))
     assert lines == [
         "  model       unknown without the host",
-        "  memory      unknown without the host; 1.1 GB beside the model",
+        "  memory      unknown without the host; 805.3 MB beside the model",
         "  disk        unknown without the host; beside it at most 2.0 GB of data",
         "  traffic     unknown without the host",
         "  your quota  ends all that at 1 GB a day, up and down together",

@@ -27,6 +27,7 @@ from peer.checks.machine_core import (
     runs_on,
     worst,
 )
+from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 
 CARD = Card("NVIDIA H200", "570.1", (12, 8), (9, 0), 140 * GIB, 139 * GIB)
 NO_CARD = NoCard("NVML Shared Library Not Found", is_on_bus=False)
@@ -153,11 +154,16 @@ def test_torch_that_was_not_asked_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("available_bytes", "num_parameters", "level", "says"),
     [
-        (2 * GIB, 0, Level.OK, "a small model takes about 1.0 GiB"),
-        (GIB - 1, 0, Level.WARN, "end other programs"),
+        (2 * GIB, 0, Level.OK, "a small model takes about 0.8 GiB"),
+        (peer_memory_bytes(0) - 1, 0, Level.WARN, "end other programs"),
         (MEMORY_LEAST_BYTES - 1, 0, Level.FAIL, "end other programs"),
-        (20 * GIB, LARGE, Level.WARN, "the last run takes about 38.3 GiB"),
-        (40 * GIB, LARGE, Level.OK, "the last run"),
+        (
+            peer_memory_bytes(LARGE) - 1,
+            LARGE,
+            Level.WARN,
+            f"the last run takes about {peer_memory_bytes(LARGE) / GIB:.1f} GiB",
+        ),
+        (peer_memory_bytes(LARGE), LARGE, Level.OK, "the last run"),
     ],
 )
 def test_memory(available_bytes: int, num_parameters: int, level: Level, says: str) -> None:

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import Snapshot, TrainerProgress
+from averaging.rounds.lineage.head_state import HeadState, LentAnchor
 from averaging.rounds.lineage.round_reports import RoundCommitted, VoterConvicted
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
@@ -597,7 +598,7 @@ class _Trainer:
         self.prose_nats: float | None = None
         self.error: PotluckError | None = None
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
         await trio.lowlevel.checkpoint()
         self.num_evaluated += 1
         if self.error is not None:
@@ -614,8 +615,9 @@ class _Trainer:
         raise NotImplementedError
 
 
-def _whole() -> torch.Tensor:
-    return torch.zeros(1)
+async def _whole() -> LentAnchor:
+    state = UnitState(UnitName("model"), CommitId(bytes(32)), 0, 0, torch.zeros(1), torch.zeros(1))
+    return LentAnchor([HeadState(state, is_lent=False).lend()])
 
 
 async def _measure(

@@ -128,20 +128,21 @@ async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_
     async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
         await _until_tokens(trainer, 64 * 20)
         snapshot = await trainer.snapshot()
+        theta_N = snapshot.theta_N.clone()
         await trainer.pause()
         await _kill(trainer, 1)
         assert (trainer.progress().state, trainer.progress().tokens_ready) == ("paused", 0)
         # The commit counted this peer alone, so A' is its snapshot and the shift is zero; the new worker's theta is not there.
-        await trainer.set_anchor(snapshot.theta_N)
+        await trainer.set_anchor(theta_N)
         await trainer.shift(
             torch.zeros_like(anchor_N), credited_tokens=snapshot.tokens, schedule_tokens=snapshot.tokens
         )
         after = await trainer.snapshot()
-        assert torch.equal(after.theta_N, snapshot.theta_N)
+        assert torch.equal(after.theta_N, theta_N)
         assert after.tokens == 0
         # From here on theta is known again, and a shift is a shift.
         await trainer.shift(torch.ones_like(anchor_N), credited_tokens=0, schedule_tokens=snapshot.tokens)
-        assert torch.equal((await trainer.snapshot()).theta_N, snapshot.theta_N + 1.0)
+        assert torch.equal((await trainer.snapshot()).theta_N, theta_N + 1.0)
         await trainer.resume()
         await _until_tokens(trainer, 64)
         assert trainer.progress().state == "training"

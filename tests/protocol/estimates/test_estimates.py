@@ -16,6 +16,7 @@ from protocol.estimates.estimates import (
     run_size,
 )
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, feedback_disk_bytes, unit_disk_bytes
+from protocol.memory_costs import FEEDBACK_BYTES, KEPT_UNIT_BYTES
 from protocol.run.manifest import default_run_toml, parse_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
 
@@ -42,17 +43,24 @@ def test_interval_of_a_day_is_one_round_a_day() -> None:
     assert run_size(parse_run_config(text)).slow_rounds_per_day == 1
 
 
-@pytest.mark.parametrize("estimate", [_disk_bytes, host_memory_bytes])
-def test_a_billion_parameters_more_are_gigabytes_more(estimate: Callable[[int], int]) -> None:
-    assert 20e9 < estimate(10**9) - estimate(0) < 150e9
+@pytest.mark.parametrize(("estimate", "least"), [(_disk_bytes, 20e9), (host_memory_bytes, 8e9)])
+def test_a_billion_parameters_more_are_gigabytes_more(estimate: Callable[[int], int], least: float) -> None:
+    assert least < estimate(10**9) - estimate(0) < 150e9
+
+
+def test_the_host_needs_memory_for_its_copy_of_a_unit_where_peers_hold_only_some() -> None:
+    for kind, is_more in (("data", False), ("expert", True)):
+        size = run_size(parse_run_config(default_run_toml(kind)))
+        assert (size.host_bytes > host_memory_bytes(size.num_parameters, has_momentum=False)) is is_more
+    assert host_memory_bytes(1000, 100) - host_memory_bytes(1000) == 100 * KEPT_UNIT_BYTES
 
 
 def test_error_feedback_takes_two_residuals_of_disk() -> None:
     run = run_size(
         parse_run_config(default_run_toml().replace('codec = "int8"', 'codec = "int4"\nerror_feedback = 0.5'))
     )
-    assert run.has_feedback
-    assert not run_size(parse_run_config(default_run_toml())).has_feedback
+    without = run_size(parse_run_config(default_run_toml()))
+    assert run.peer_bytes - without.peer_bytes == FEEDBACK_BYTES * run.held_parameters
     grids = [ChunkGrid(num_values, chunk) for num_values in (1, 255, 4096, 4097, 10**6) for chunk in (1, 256, 1000)]
     for grid in grids:
         assert feedback_disk_bytes(grid.num_elements, grid.chunk_elements) == bound_bytes(grid), grid

@@ -17,6 +17,18 @@ def test_tensors_lie_one_after_another_in_the_flat_vector() -> None:
         schema.offset("c")
 
 
+def test_the_pieces_of_a_range_are_the_parts_of_the_tensors_that_lie_in_it() -> None:
+    schema = TensorSchema(UNIT, (TensorSpec("a", (2, 3)), TensorSpec("b", ()), TensorSpec("c", (4,))))
+    every = [(spec.name, place) for spec in schema.tensors for place in range(spec.num_elements)]
+    for start in range(11):
+        for stop in range(start, 14):
+            pieces = list(schema.pieces(start, stop))
+            assert [(spec.name, place) for spec, first, last in pieces for place in range(first, last)] == (
+                every[start:stop]
+            )
+            assert all(first < last for _, first, last in pieces)
+
+
 def test_the_fingerprint_tells_names_shapes_and_order_apart() -> None:
     a, b = TensorSpec("a", (2, 3)), TensorSpec("b", (6,))
     fingerprints = {

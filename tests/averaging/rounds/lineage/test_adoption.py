@@ -19,7 +19,8 @@ from averaging.rounds.lineage.adoption import (
     kept_parts,
     one_after_another,
 )
-from averaging.rounds.lineage.unit_chain import AppliedCommit, PreparedSwitch
+from averaging.rounds.lineage.head_state import AppliedCommit
+from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.contribution import EncodedContribution, encode_chunks
 from protocol.ids import Root
 from protocol.merkle import MerkleTree
@@ -127,7 +128,7 @@ async def test_a_shift_is_by_chunks_and_a_stranger_only_follows_the_anchor(autoj
     async with _committed(omitted_from_last_slice=[0]) as done:
         new_N, old_N, theta_N = done.applied.state.anchor_N, done.applied.previous_anchor_N, done.mine.theta_N
         me = done.commit.record.slices[0].reducer
-        shift_N = adoption_shift(done.applied, done.commit.record, me, theta_N, GRID)
+        shift_N = adoption_shift(done.applied, done.commit.record, me, done.mine, GRID)
         torch.testing.assert_close(shift_N[:40], new_N[:40] - theta_N[:40], rtol=0, atol=0)
         torch.testing.assert_close(shift_N[40:], new_N[40:] - old_N[40:], rtol=0, atol=0)
 

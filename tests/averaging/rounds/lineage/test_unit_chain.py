@@ -45,9 +45,11 @@ KEPT_UPDATES = KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE // 4
 
 
 @asynccontextmanager
-async def _after(num_commits: int) -> AsyncIterator[tuple[RoundWorld, list[MadeCommit], Party]]:
+async def _after(
+    num_commits: int, *, is_large: bool = False
+) -> AsyncIterator[tuple[RoundWorld, list[MadeCommit], Party]]:
     """A party that applied some commits in order."""
-    async with open_world() as world:
+    async with open_world(is_large=is_large) as world:
         made = world.commits(num_commits)
         for commit in made:
             await world.parties[0].apply(commit)
@@ -156,7 +158,7 @@ async def test_a_commit_that_was_switched_away_before_its_root_was_known_is_not_
         fork_state = await party.chain.state_at(made[0].link.commit)
         assert fork_state is not None
         path = tree_nodes([theirs])
-        state = await party.chain.replay(fork_state, path)
+        state = await party.chain.replay(fork_state, path, is_own=False)
         await party.chain.switch(await party.chain.prepared(made[0].link.commit, path, fork_state, state))
         assert await party.chain.prove(applied) == state_root(applied.state, GRID)
         assert (party.chain.rooted, party.chain.root) == (theirs.link.commit, state_root(state, GRID))
@@ -218,12 +220,27 @@ async def test_a_crash_between_the_certificate_and_the_state_loses_nothing(autoj
         assert party.chain.head == commit.link
 
 
-@pytest.mark.parametrize("moment_s", [0.001, 0.005, 0.009, 0.013, 0.017, 0.025])
+@pytest.mark.parametrize(
+    ("num_before", "moment_s"),
+    [
+        (1, 0.001),
+        (1, 0.005),
+        (2, 0.009),
+        (1, 0.013),
+        (1, 0.017),
+        (3, 0.001),
+        (3, 0.013),
+        (3, 0.017),
+        (4, 0.013),
+        (1, 0.025),
+    ],
+)
 async def test_a_crash_at_any_moment_of_applying_is_made_good_by_applying_again(
-    moment_s: float, autojump_clock: Clock
+    num_before: int, moment_s: float, autojump_clock: Clock
 ) -> None:
-    async with _after(1) as (world, made, party):
-        commit = world.commit_on(made[0].link, 5)
+    """The commit after the third is one that writes a large state."""
+    async with _after(num_before, is_large=num_before > 1) as (world, made, party):
+        commit = world.commit_on(made[-1].link, 5)
 
         async def apply() -> None:
             try:
@@ -237,11 +254,11 @@ async def test_a_crash_at_any_moment_of_applying_is_made_good_by_applying_again(
             party.crash()
         party.boot()
         await party.chain.restore()
-        assert party.chain.head in (made[0].link, commit.link)
-        if party.chain.head == made[0].link:
+        assert party.chain.head in (made[-1].link, commit.link)
+        if party.chain.head == made[-1].link:
             await party.apply(commit)
-        await world.parties[1].apply(made[0])
-        await world.parties[1].apply(commit)
+        for each in (*made, commit):
+            await world.parties[1].apply(each)
         assert party.chain.root == world.parties[1].chain.root
 
 
@@ -445,7 +462,7 @@ async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other
             await commit.write_results(party)
         fork = await party.chain.state_at(made[0].link.commit)
         assert fork is not None
-        state = await party.chain.replay(fork, tree_nodes(won))
+        state = await party.chain.replay(fork, tree_nodes(won), is_own=False)
         prepared = await party.chain.prepared(made[0].link.commit, tree_nodes(won), fork, state)
 
         async def switch() -> None:
@@ -520,7 +537,7 @@ async def test_who_cannot_read_its_votes_after_a_switch_stands_there_and_casts_n
         await won[0].write_results(party)
         fork = await party.chain.state_at(made[0].link.commit)
         assert fork is not None
-        state = await party.chain.replay(fork, tree_nodes(won))
+        state = await party.chain.replay(fork, tree_nodes(won), is_own=False)
         prepared = await party.chain.prepared(made[0].link.commit, tree_nodes(won), fork, state)
 
         async def refuse() -> LoggedRounds:
@@ -667,7 +684,7 @@ def _damage(party: Party) -> None:
     """A value in memory is another one from now on."""
     anchor_N = party.chain.state.anchor_N.clone()
     anchor_N[7] += 1.0
-    party.chain.state = replace(party.chain.state, anchor_N=anchor_N)
+    party.chain.held.stand_at(replace(party.chain.state, anchor_N=anchor_N))
 
 
 @asynccontextmanager

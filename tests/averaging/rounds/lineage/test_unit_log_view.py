@@ -38,7 +38,7 @@ class _Fork:
         state = await self.party.chain.state_at(self.shared.link.commit)
         assert state is not None
         path = tree_nodes(self.theirs)
-        end = await self.party.chain.replay(state, path)
+        end = await self.party.chain.replay(state, path, is_own=False)
         await self.party.chain.switch(await self.party.chain.prepared(self.shared.link.commit, path, state, end))
 
 

@@ -19,6 +19,7 @@ from peer.training.supervision.actions import (
     timeout_of,
     written_within,
 )
+from peer.training.worker_channel import Area
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0.0, 0.1, 3600.0])
@@ -36,7 +37,7 @@ def test_a_step_and_the_end_ask_for_no_snapshot() -> None:
 def test_a_boundary_takes_one_byte_and_tells_the_units_whose_values_came() -> None:
     assert boundary_word(True, []) == b"1"
     assert boundary_word(False, []) == b"0"
-    for word in ((True, [0]), (False, [12, 3])):
+    for word in ((True, [(0, Area.IN)]), (False, [(12, Area.OUT), (3, Area.IN)])):
         assert read_boundary(boundary_word(*word)) == word
 
 

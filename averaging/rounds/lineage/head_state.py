@@ -1,0 +1,151 @@
+"""The outer state at a unit's head, and how a commit moves it: in place, or aside while somebody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from averaging.arithmetic.outer_step import moves_momentum
+from averaging.rounds.lineage.updates import Updates
+from averaging.state.state import UnitState
+from protocol.ids import CommitId
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import OuterStep
+
+
+@dataclass(frozen=True)
+class AppliedCommit:
+    """The result of one commit here: the new state, and the anchor before it, (N,) float32, or the shift of theta that was made while
+    that anchor was there.
+    """
+
+    state: UnitState
+    previous_anchor_N: torch.Tensor | None = None
+    shift_N: torch.Tensor | None = None
+
+
+class MakesShift(Protocol):
+    """Makes the shift of theta for a commit (adoption.py) while the state moves in place. `shift_N` is (N,) float32."""
+
+    shift_N: torch.Tensor
+
+    def seen(self, span: slice, before_n: torch.Tensor, after_n: torch.Tensor) -> None:
+        """The anchor of this part before and after the commit, (n,) float32 each. Called in a thread."""
+        ...
+
+
+BeginShift = Callable[[], MakesShift | None]
+"""None: the anchor before the commit is still needed."""
+
+
+class Loan:
+    """Borrowed vectors. They stay as they are until it is given back; a commit meanwhile makes others."""
+
+    def __init__(self, held: _Held, state: UnitState) -> None:
+        self.state = state
+        self._held: _Held | None = held
+        held.num_readers += 1
+
+    def give_back(self) -> None:
+        """The vectors may change from now on. May be called again."""
+        if self._held is not None:
+            self._held.num_readers -= 1
+            self._held = None
+
+
+class LentAnchor:
+    """The anchors of a peer's units one after another, `values_N` (N,) float32, lent by all of them."""
+
+    def __init__(self, loans: Sequence[Loan]) -> None:
+        anchors = [loan.state.anchor_N for loan in loans]
+        self._loans = loans
+        self.values_N = anchors[0] if len(anchors) == 1 else torch.cat(anchors)
+        if len(loans) > 1:  # they were copied into one vector
+            self.give_back()
+
+    def give_back(self) -> None:
+        """The vector may change from now on. May be called again."""
+        for loan in self._loans:
+            loan.give_back()
+
+
+class HeadState:
+    """The state at the head. A second state takes 8 bytes a value, so a commit moves its vectors in place where `steps_in_place`
+    allows it and nobody has borrowed them.
+
+    Attributes:
+        is_torn: whether some chunks stand at the head and others after the next commit: a step is being made, or failed in between.
+            The vectors are of no use then.
+        torn_at: the last head at which a step failed. The snapshots that were taken there were overwritten.
+    """
+
+    def __init__(self, state: UnitState, *, is_lent: bool) -> None:
+        """`is_lent`: whether the vectors of this first state must stay as they are."""
+        self.state = state
+        self.steps_in_place = False
+        self.is_torn = False
+        self.torn_at: CommitId | None = None
+        self._held = _Held()
+        if is_lent:
+            self.lend()
+
+    def stand_at(self, state: UnitState) -> None:
+        """Hold this state from now on."""
+        if state.anchor_N is not self.state.anchor_N:
+            self._held, self.is_torn = _Held(), False
+        self.state = state
+
+    def lend(self) -> Loan:
+        """Lend the vectors. No step is being made, since the caller holds the chain's lock."""
+        return Loan(self._held, self.state)
+
+    def may_change(self, outer: OuterStep) -> bool:
+        """Whether a step may move the vectors in place.
+
+        Raises:
+            RemoteProtocolError: a kind that this version does not know.
+        """
+        held = self._held
+        return self.steps_in_place and not held.num_readers and not (held.shares_momentum and moves_momentum(outer))
+
+    async def step_aside(
+        self, updates: Updates, link: ChainLink, data: Sequence[bytes | memoryview], log: Callable[[], Awaitable[None]]
+    ) -> AppliedCommit:
+        """The next state in memory of its own. `log` is called once it is made, and the state is taken after it. Raises as
+        `Updates.advance`.
+        """
+        previous = self.state
+        state = await updates.advance(previous, link, data)
+        await log()
+        shares_momentum = self._held.num_readers > 0 and state.momentum_N is previous.momentum_N
+        self.state, self._held = state, _Held(shares_momentum=shares_momentum)
+        return AppliedCommit(state, previous.anchor_N)
+
+    async def step_in_place(
+        self,
+        updates: Updates,
+        link: ChainLink,
+        data: Sequence[bytes | memoryview],
+        log: Callable[[], Awaitable[None]],
+        shift: MakesShift,
+    ) -> AppliedCommit:
+        """The next state in the memory of this one. All bytes are checked before `log` is called, and the first chunk moves after it.
+        Raises as `Updates.check`; if a later error leaves the state torn, it says so.
+        """
+        await updates.check(link, data)
+        await log()
+        self.is_torn = True
+        self.state = await updates.step_in_place(self.state, link, data, shift.seen)
+        self.is_torn = False
+        return AppliedCommit(self.state, shift_N=shift.shift_N)
+
+
+class _Held:
+    """Vectors: how many read them, and whether their momentum is also that of other vectors that are lent."""
+
+    def __init__(self, *, shares_momentum: bool = False) -> None:
+        self.num_readers = 0
+        self.shares_momentum = shares_momentum

@@ -1,0 +1,64 @@
+"""Memory that Potluck's processes take for each value of a model, and without any. Everything that promises memory uses these.
+
+Measured: `python -m tests.benchmarks.memory` has a row for each, and one for what a dry run promises over what was taken.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PEER_BASE_BYTES: Final = 3 << 28
+"""A daemon and its training process with torch, p2pd, and the activations of a small model."""
+
+DAEMON_BYTES: Final = 11
+"""Private memory of a daemon at the peak of a round, a value: the anchor (4), its contribution, those of others and the results (3
+where a value takes a byte), a contribution of an earlier round, and pieces between two uses. Row "daemon, peak of a round:
+anonymous".
+"""
+
+MAPPING_BYTES: Final = 8
+"""Memory that a daemon and its training process share, a value: the snapshot, which becomes the shift (4), and values that are loaded
+or evaluated meanwhile (4). Row "training process, in rounds: mapping".
+"""
+
+TRAINING_BYTES: Final = 19
+"""Private memory of training on a CPU, a value: parameters, gradients and two moments of AdamW (4 each), and temporaries of a step. Of
+a card most of it is the card's. Row "training process, in rounds: anonymous".
+"""
+
+PEER_BYTES: Final = DAEMON_BYTES + MAPPING_BYTES + TRAINING_BYTES
+"""A whole peer, a value. Row "a peer's processes together"."""
+
+MOMENTUM_BYTES: Final = 4
+"""Of a peer and a host, a value, where the outer step keeps a momentum beside the anchor."""
+
+FRAGMENTS_BYTES: Final = 8
+"""Of a peer in a run of fragments, a value: snapshots of several fragments at a time, and a copy of all of them for an evaluation. Row
+"int8 in 4 fragments".
+"""
+
+FEEDBACK_BYTES: Final = 12
+"""With error feedback, a value: the residual, the pending one (averaging/arithmetic/error_feedback.py), and one that is being written
+to disk or is spare. Row "feedback more than without".
+"""
+
+STAGE_BASE_BYTES: Final = 1 << 30
+"""As `PEER_BASE_BYTES`, for a stage with the activations of its lanes."""
+
+STAGE_BYTES: Final = 40
+"""Of a peer of a run of stages, a value of its stage: parameters, gradients and moments (16), three vectors shared with the daemon
+(12), its own state (8), and some reserve.
+"""
+
+HOST_BASE_BYTES: Final = 3 << 27
+"""One Python process with torch, p2pd, and the pieces of text that are packed."""
+
+HOST_BYTES: Final = 5
+"""Of a host, a value: an anchor (4), which it fetches, writes as a checkpoint and verifies a part at a time, and some margin. Row
+"host, writing a checkpoint: resident".
+"""
+
+KEPT_UNIT_BYTES: Final = 18
+"""Of a host that renews its copy of a unit, a value of the unit: the old and the new state (16), and some margin. Units come one after
+another (coordinator/experts/unit_keeper.py).
+"""
