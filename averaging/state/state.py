@@ -82,6 +82,17 @@ class UnitState:
         return self.anchor_N, self.momentum_N
 
 
+def absent_state(header: StateHeader, num_values: int) -> UnitState:
+    """A state whose values are not in memory: zeros of NumPy take none until they are written."""
+    zeros_N = torch.from_numpy(np.zeros(num_values, dtype=np.float32))
+    return UnitState(header.unit, header.head, header.index, header.total_tokens, zeros_N, zeros_N)
+
+
+def is_absent(state: UnitState) -> bool:
+    """Whether a state was made by `absent_state`. No other one has one vector for both."""
+    return state.anchor_N is state.momentum_N
+
+
 def state_chunks(state: UnitState, grid: ChunkGrid) -> list[tuple[memoryview, memoryview]]:
     """Views of each chunk's bytes, anchor and momentum: hashing and writing a state need no copy."""
     anchor, momentum = (

@@ -14,6 +14,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
 from averaging.state.start_state import start_state
+from averaging.state.state import StateHeader, absent_state
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from coordinator.experts.unit_keeper import KeptPlace
@@ -76,4 +77,5 @@ async def _chain(tools: PlacementContext, schema: TensorSchema, unit_tools: Unit
     start, manifest = tools.start(), tools.run.manifest
     given, model = tools.run.start_shards, manifest.model_schema
     make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given, model)
-    return UnitChain(unit_tools, start, await tools.offload.run(make), make)
+    header = StateHeader(schema.unit, genesis_id(start), 0, 0)
+    return UnitChain(unit_tools, start, absent_state(header, schema.num_elements), make)

@@ -29,7 +29,7 @@ from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
 from averaging.state.start_state import start_root, start_state
-from averaging.state.state import STATE_BYTES_PER_VALUE
+from averaging.state.state import STATE_BYTES_PER_VALUE, StateHeader, absent_state
 from averaging.state.unit_log import LOG_NAME, UnitLog
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from peer.membership.incarnation import remember_unit
@@ -117,8 +117,11 @@ async def _open_chain(
     model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
     check_start(start, schema, await tools.offload.run(partial(start_root, schema, tools.grid, seed, given, model)))
     make = partial(start_state, schema, seed, genesis_id(start), given, model)
-    # Given shards may disappear from the disk, so their values are kept. Seeded values can be computed again.
-    chain = UnitChain(tools, start, await tools.offload.run(make), None if given else make)
+    if given:  # shards may disappear from the disk, so their values are kept
+        chain = UnitChain(tools, start, await tools.offload.run(make))
+    else:
+        header = StateHeader(schema.unit, genesis_id(start), 0, 0)
+        chain = UnitChain(tools, start, absent_state(header, schema.num_elements), make)
     await chain.restore()
     if tools.generations.last_load.problems:
         await chain.keep(Occasion.WANTED)  # damaged files are gone: keep a good copy before the next start needs one

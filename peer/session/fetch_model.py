@@ -17,9 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import structlog
-import torch
 import trio
 
 from averaging.codecs import codec_by_name
@@ -36,7 +34,7 @@ from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.discovery import DirectoryPoller
 from averaging.state.generations import Generations
 from averaging.state.run_model import ModelUnit, RunModel
-from averaging.state.state import UnitState
+from averaging.state.state import StateHeader, absent_state
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from averaging.trio_errors import run_single_error
@@ -317,6 +315,6 @@ def _chain(run: _Run, schema: TensorSchema) -> UnitChain:
         Generations(storage, grid, offload),
         results=result_codec(config),
     )
-    # The chain only checks certificates here. So its state needs no values, and zeros of NumPy take no memory.
-    zeros_N = torch.from_numpy(np.zeros(schema.num_elements, dtype=np.float32))
-    return UnitChain(tools, run.start, UnitState(schema.unit, genesis_id(run.start), 0, 0, zeros_N, zeros_N))
+    header = StateHeader(schema.unit, genesis_id(run.start), 0, 0)
+    # the chain only checks certificates here, so its state needs no values
+    return UnitChain(tools, run.start, absent_state(header, schema.num_elements))

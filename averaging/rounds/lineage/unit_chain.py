@@ -17,7 +17,7 @@ from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift, HeadState, Loan
 from averaging.rounds.lineage.unit_log_view import EarlierVotes, followed, led_to
 from averaging.rounds.lineage.updates import UnitContext, Updates
-from averaging.state.state import UnitState
+from averaging.state.state import UnitState, is_absent
 from averaging.state.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, PotluckError, StorageError
 from protocol.estimates.unit_disk import Occasion
@@ -53,7 +53,9 @@ class PreparedSwitch:
 
 
 class UnitChain:
-    """The lineage that is followed here, and the outer state at its head. For `remake` see `retention.Genesis`."""
+    """The lineage that is followed here, and the outer state at its head. For `remake` see `retention.Genesis`. With it the state at
+    the start may be absent: it is made if no generation is on disk.
+    """
 
     def __init__(
         self, tools: UnitContext, start_record: bytes, genesis: UnitState, remake: Callable[[], UnitState] | None = None
@@ -125,7 +127,7 @@ class UnitChain:
         self.links, self.certificates, self._tree = await self.tools.offload.run(read)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
         logged_lineage = list(self.links)
-        await self._restore_state()
+        await self.restore_state()
         open_round = self._read_votes(logged)
         await self._tidy_log()
         # results of commits that our state cannot reach now are kept: they are not downloaded again
@@ -142,7 +144,8 @@ class UnitChain:
         self._votes.read(logged, {link.commit for link in self.links[:-1]})
         return self._votes.on(self.head.commit)
 
-    async def _restore_state(self) -> None:
+    async def restore_state(self) -> None:
+        """Read the state from the disk, or make it again. Raises StorageError: the disk cannot be read."""
         commits, attested = [link.commit for link in self.links], attested_roots(self.links)
         newest = await self.tools.generations.load_newest(commits, attested)
         state = self.state
@@ -150,7 +153,7 @@ class UnitChain:
             for problem in newest[2]:
                 log.warning("generation_damaged", reason=problem)
             state = newest[0]
-        elif len(self.links) > 1:
+        elif len(self.links) > 1 or is_absent(state):
             state = await keeping.genesis_state(self._genesis, self.tools)
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
@@ -160,7 +163,7 @@ class UnitChain:
             state = await self.updates.step_in_place(state, link, data)
             # A generation that no commit attests may have been damaged before it was written: a later root shows that.
             if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
-                self._doubt()
+                self.doubt()
         del self.links[commits.index(state.head) + 1 :]
         del self.certificates[len(self.links) - 1 :]
         self._stand_at(state, await self.updates.root(state))
@@ -241,7 +244,7 @@ class UnitChain:
         self.certificates.append(raw)
         self.is_kept = False
         if self._differs(link):
-            self._doubt()
+            self.doubt()
         return applied
 
     async def _step(
@@ -261,7 +264,7 @@ class UnitChain:
         except PotluckError as error:
             if held.is_torn:
                 held.torn_at = link.parent
-                self._doubt()
+                self.doubt()
             elif isinstance(error, StorageError):
                 await self.updates.read_good(link)  # deletes damaged bytes, so that they are fetched again
             raise
@@ -293,7 +296,8 @@ class UnitChain:
         while len(self._roots) > KEPT_ROOTS:
             del self._roots[next(iter(self._roots))]
 
-    def _doubt(self) -> None:
+    def doubt(self) -> None:
+        """Note that our state is not the one that the run attests, so that it is replaced."""
         self.is_sound = False
         self.became_unsound.set()
 

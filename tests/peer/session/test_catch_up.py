@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+import torch
 import trio
 
 from averaging.network.seams.interfaces import Offload, Stream
@@ -17,9 +18,11 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, read_request
 from averaging.state.generations import Generations
+from averaging.state.state import is_absent, state_root
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from peer.session.catch_up import COMMITS_WITHIN_S, catch_up_by_snapshot
+from protocol.errors import StorageError
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage.chain import attested_roots
@@ -81,7 +84,12 @@ def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
         chain = new_chain(world, disk)
         await chain.restore()
         donor, us = world.nodes[0], world.swarm.start(NEWCOMER)
-        await catch_up_by_snapshot(us, chain, [PeerId("nobody"), donor.peer], reported.append, failures.append)
+
+        def report(progress: DownloadProgress) -> None:
+            assert is_absent(chain.state), "the one that comes has its memory"
+            reported.append(progress)
+
+        await catch_up_by_snapshot(us, chain, [PeerId("nobody"), donor.peer], report, failures.append)
         assert len(failures) == 1
         assert failures[0].startswith(f"{peer_name(PeerId('nobody'))} cannot help: ")
         assert chain.head.index >= 9
@@ -115,9 +123,29 @@ def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
         await chain.restore()
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda progress: None)
         assert chain.head.index == 0
+        first = world.genesis(chain.tools.unit)
+        assert torch.equal(chain.state.anchor_N, first.anchor_N)
+        assert (chain.root, chain.is_sound) == (state_root(first, world.grid), True)
         honest = world.nodes[1]
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer, honest.peer], lambda progress: None)
         assert chain.head.index >= 9
+
+    _after(10, check)
+
+
+def test_a_state_that_cannot_be_read_again_after_a_failed_download_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(world: World) -> None:
+        liar = world.nodes[0]
+        liar.disk.files = _LyingFiles(liar.disk.files)
+        chain = new_chain(world, MemoryDisk())
+        await chain.restore()
+
+        async def refuse(_generations: Generations, *_arguments: object) -> None:
+            raise StorageError("an unreadable folder", "a readable one")
+
+        monkeypatch.setattr(Generations, "load_newest", refuse)
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda progress: None)
+        assert (chain.is_sound, chain.held.is_torn) == (False, True)
 
     _after(10, check)
 
