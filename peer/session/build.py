@@ -165,26 +165,31 @@ def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
 
 async def lent_anchor(chains: Sequence[UnitChain]) -> LentAnchor:
     """As `whole_anchor`, while rounds go on: it stays as it is until it is given back."""
-    with ExitStack() as undone:
-        loans = list[Loan]()
-        for chain in chains:
-            loans.append(await lend(chain))
-            undone.callback(loans[-1].give_back)
-        undone.pop_all()
-        return LentAnchor(loans)
+    return LentAnchor(await _loans(chains))
 
 
 async def load_anchors(chains: Sequence[UnitChain], trainer: PeerTrainer) -> None:
     """Begin training at the heads of all units. Commits that come before the trainer is ready make states of their own, since it
     gets these first and their shifts after.
     """
-    loans, tokens = [await lend(chain) for chain in chains], chains[0].head.total_tokens
+    loans, tokens = await _loans(chains), chains[0].head.total_tokens
     try:
         anchors = {place: loan.state.anchor_N for place, loan in enumerate(loans)}
         await trainer.load_units(anchors, schedule_tokens=tokens)
     finally:
         for loan in loans:
             loan.give_back()
+
+
+async def _loans(chains: Sequence[UnitChain]) -> list[Loan]:
+    """One of each chain, or none if the wait for one is cancelled."""
+    loans = list[Loan]()
+    with ExitStack() as undone:
+        for chain in chains:
+            loans.append(await lend(chain))
+            undone.callback(loans[-1].give_back)
+        undone.pop_all()
+    return loans
 
 
 def result_codec(config: RunConfig) -> Codec | None:

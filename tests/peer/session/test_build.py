@@ -1,23 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import trio
+import trio.testing
 
 from averaging.codecs import codec_by_name
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.head_vector import HeadVector, Mover, UnitMove
+from averaging.rounds.lineage.adoption import AdoptionShift
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.start_state import start_root
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.storage.file_storage import FileStorage
 from peer.membership.incarnation import take_incarnation
-from peer.session.build import open_chains, replay_at_most, unit_round_target
+from peer.session.build import lent_anchor, load_anchors, open_chains, replay_at_most, unit_round_target
 from peer.session.damaged_logs import lost_index, set_aside
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, UnitName
@@ -27,6 +32,7 @@ from protocol.rounds.messages.wire import encode_body
 from protocol.rounds.schedule.stagger import UNSTAGGERED
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.averaging.rounds.round_world import GRID, MadeCommit, Party, open_world
 from tests.protocol.run.test_experts_section import expert_toml
 
 
@@ -142,3 +148,64 @@ async def test_a_unit_whose_log_was_set_aside_begins_at_the_start_and_knows_what
     assert [await lost_index(tmp_path, chain) for chain in again.values()] == [0, 5]
     assert again[UnitName("expert-0")].head.index == 0
     assert reported == ["restarted at round 0; nothing was lost but steps that no round had counted"], "of the trunk"
+
+
+# --- anchors that are lent while rounds go on ------------------------------------------------------------------------------------
+
+
+async def _apply(party: Party, commit: MadeCommit) -> None:
+    """In place, if nobody has borrowed the state."""
+    await commit.write_results(party)
+    begin = partial(AdoptionShift, commit.record, party.peer, None, GRID)
+    await party.chain.prove(await party.chain.apply(commit.link, commit.certificate, begin))
+
+
+@asynccontextmanager
+async def _two_units() -> AsyncIterator[tuple[list[Party], list[MadeCommit]]]:
+    """Two chains as of two units of one peer, after a first commit, and the commits of each."""
+    async with open_world() as world:
+        parties, made = world.parties[:2], world.commits(4)
+        for party in parties:
+            party.chain.held.steps_in_place = True
+            await _apply(party, made[0])
+        yield parties, made
+
+
+@pytest.mark.parametrize("num_units", [1, 2])
+async def test_the_anchors_that_an_evaluation_borrows_stay_and_afterwards_move_in_place_again(
+    autojump_clock: trio.testing.MockClock, num_units: int
+) -> None:
+    async with _two_units() as (parties, made):
+        chains = [party.chain for party in parties[:num_units]]
+        lent = await lent_anchor(chains)
+        before_N = torch.cat([chain.state.anchor_N for chain in chains])
+        for party in parties[:num_units]:
+            await _apply(party, made[1])
+        assert torch.equal(lent.values_N, before_N)
+        lent.give_back()
+        vectors = [chain.state.anchor_N for chain in chains]
+        for party in parties[:num_units]:
+            await _apply(party, made[2])
+        assert all(chain.state.anchor_N is old_N for chain, old_N in zip(chains, vectors, strict=True))
+
+
+async def test_a_trainer_that_starts_slowly_begins_at_the_anchors_from_which_its_shifts_go_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _two_units() as (parties, made), trio.open_nursery() as nursery:
+        chains, loaded, is_ready = [party.chain for party in parties], dict[int, torch.Tensor](), trio.Event()
+
+        async def load_units(anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
+            await is_ready.wait()
+            loaded.update({unit: anchor_N.clone() for unit, anchor_N in anchors.items()})
+
+        before = {unit: chain.state.anchor_N.clone() for unit, chain in enumerate(chains)}
+        nursery.start_soon(load_anchors, chains, SimpleNamespace(load_units=load_units))
+        await trio.sleep(1.0)
+        for commit in made[1:3]:
+            for party in parties:
+                await _apply(party, commit)
+        is_ready.set()
+        await trio.sleep(1.0)
+        assert loaded.keys() == before.keys()
+        assert all(torch.equal(loaded[unit], anchor_N) for unit, anchor_N in before.items())
