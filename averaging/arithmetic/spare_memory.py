@@ -5,10 +5,9 @@ hypervisors that take free pages back (free page reporting, as with Firecracker 
 a few vectors are kept.
 
 A peer that starts its next round soon finds them unchanged. Vectors that are unused for a while are marked as free (MADV_FREE,
-`cool`):
-the system takes them only when memory is short. They are not marked at once, because a system that looks for idle memory (DAMON)
-takes marked pages before the next round. Marked memory still counts as ours, also against the owner's limit, so a little later it
-is released.
+`cool`): the system takes them only when memory is short. They are not marked at once, because a system that looks for idle memory
+(DAMON) takes marked pages before the next round. Marked memory still counts as ours, also against the owner's limit, so a little
+later it is released.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class UnitChain:
 
     @property
     def state(self) -> UnitState:
-        """The state at the head. Its vectors may move with the next commit: who needs them longer borrows them (`lent`)."""
+        """The state at the head. Its vectors may move with the next commit. A reader that needs them longer borrows them (`lend`)."""
         return self.held.state
 
     @property
@@ -217,8 +217,9 @@ class UnitChain:
     async def apply(
         self, link: ChainLink, certificate: Certificate, begin_shift: BeginShift | None = None
     ) -> AppliedCommit:
-        """Log the certificate, then apply the commit (R19); its bytes must be on disk. Every step that can fail comes before any
-        change, so a failed commit may be tried again. The trainer need not wait for the next steps, `prove` and `keep`.
+        """Log the certificate, then apply the commit (R19); its bytes must be on disk. They are checked, and it is logged, before any
+        change, so a failed commit may be tried again. A step in place that fails after that leaves a state that must be made again
+        (R21). The trainer need not wait for the next steps, `prove` and `keep`.
 
         Args:
             begin_shift: makes the shift of theta while the state moves in place; None: the anchor before the commit is kept for it.

@@ -127,6 +127,7 @@ async def test_a_step_that_fails_half_way_is_not_gone_on_from_but_made_again(
         assert not party.chain.is_sound
         with pytest.raises(LocalProtocolError, match="between two commits"):
             await _apply(party, commit)
+        assert await party.chain.state_at(party.chain.head.commit) is None, "its values are of no use"
         rebuilt = await party.chain.recomputed()
         assert rebuilt is not None
         assert await party.chain.replace_state(rebuilt) is None, "by how much its anchor was wrong, nobody knows"
