@@ -69,7 +69,9 @@ class ForkedProcess:
         if self.poll() is None:
             ends = os.pidfd_open(self.pid)
             try:
-                select.select([ends], [], [], timeout)
+                ended = select.poll()  # not `select.select`, which takes no descriptor above 1,023
+                ended.register(ends, select.POLLIN)
+                ended.poll(timeout * 1_000)
             finally:
                 os.close(ends)
         code = self.poll()

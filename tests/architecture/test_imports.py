@@ -73,3 +73,8 @@ def test_nobody_imports_generated_grpc_stubs_of_ours() -> None:
     ours = [(m, name, line) for m in modules() for name, line in m.imports() if name.startswith("protocol.")]
     found = [f"{m.path}:{line} {name}" for m, name, line in ours if "_pb2_grpc" in name]
     assert found == []
+
+
+def test_nobody_waits_with_a_call_that_refuses_descriptors_above_1023() -> None:
+    found = [f"{m.path}:{line}" for m in modules() for name, line in m.calls() if name == "select.select"]
+    assert found == [], "`select.poll` takes any descriptor"

@@ -66,8 +66,9 @@ def open_wire(num_peers: int) -> Iterator[Wire]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent
     )
     try:
-        ready, _, _ = select.select([_pipe(process.stdout)], [], [], _START_LIMIT_S)
-        said = _pipe(process.stdout).readline().strip() if ready else "nothing"
+        output = select.poll()
+        output.register(_pipe(process.stdout), select.POLLIN)
+        said = _pipe(process.stdout).readline().strip() if output.poll(_START_LIMIT_S * 1_000) else "nothing"
         if said != "ready":
             raise MachineError(f"no slow lines on this machine: {said or 'it ended'}", "root, namespaces and tun")
         peers = tuple(
