@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -12,6 +12,7 @@ import typer
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
 from peer.service_commands import LocalHost, add_service_commands
+from protocol.errors import RunOverError
 from protocol.tables import examples, several
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings and what to expect, and do nothing else.")
     ] = False,
+    over_is_fine: Annotated[
+        bool,
+        typer.Option("--over-is-fine", help="Exit with 0 where the run has ended, for a job that repeats what fails."),
+    ] = False,
 ) -> None:
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.
 
@@ -100,6 +105,20 @@ def join(
         typer.echo("\n".join(dry_run_lines(config, flags, text)))
         return
 
+    with _over_is_fine() if over_is_fine else nullcontext():
+        _join_now(config, text, run, pieces=invite or (), detach=detach)
+
+
+@contextmanager
+def _over_is_fine() -> Iterator[None]:
+    """Take the end of the run for success, so that a scheduler does not start the peer again."""
+    try:
+        yield
+    except RunOverError as error:
+        typer.echo(f"{error}; this is fine (--over-is-fine)")
+
+
+def _join_now(config: PeerConfig, text: str, run: str, *, pieces: Sequence[str], detach: bool) -> None:
     _check_invite(config, text, run)
     typer.echo("checking this machine and loading the training program, some seconds ...")
     from averaging.gc_freeze import frozen_imports
@@ -110,7 +129,7 @@ def join(
     if detach:
         from peer.owner.detached import join_detached
 
-        typer.echo("\n".join(join_detached(config.state_dir, line=text, pieces=invite or ())))
+        typer.echo("\n".join(join_detached(config.state_dir, line=text, pieces=pieces)))
         return
     with nullcontext() if config.reduce_only else early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.

@@ -65,9 +65,9 @@ class Scene:
     def peer_folder(self) -> str:
         return str(self.folder / "peer")
 
-    def join(self, name: str) -> subprocess.CompletedProcess[str]:
+    def join(self, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
         """Somebody else, who is sent away."""
-        return self.potluck("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS)
+        return self.potluck("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS, *flags)
 
     def potluck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
@@ -106,6 +106,9 @@ def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_wh
     assert status is not None
     assert "direct" in {count.way for count in status.bulk}, status.bulk
     assert "the run has ended; expected a run in progress" in _one_line(scene.join("third"), 8)
+    fine = scene.join("fourth", "--over-is-fine")
+    assert (fine.returncode, fine.stderr) == (0, "")
+    assert "the run has ended" in fine.stdout
     (checkpoint,) = (scene.folder / "host" / "checkpoints").glob("0*")
     assert verify_checkpoint(checkpoint).total_tokens >= 2_000
     said = scene.potluck("generate", str(checkpoint), "--prompt", "Potluck trains", "--tokens", "5")
