@@ -117,15 +117,20 @@ class Worker:
 
     def _begin(self) -> None:
         if not self._trainer.micro_batch and not self._is_paused:
+            # Passes are timed on the anchor. A fresh network's gradients are denormal numbers, which a CPU computes far more slowly.
+            self._load()
             self._trainer.find_micro_batch()
         if self._trainer.micro_batch and self._trainer.plan.trains:
             self._trainer.compile_layers()  # also if paused: no later order waits for a compiler then
         # Read the anchor last: the daemon may have written a newer one during the search for the micro-batch.
-        self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
+        self._load()
         self._trainer.take_up_moments()
-        self._vectors.put_down()
         self._group.wait()  # the daemon frees the anchor's memory once it hears of the first
         self._tell_progress()
+
+    def _load(self) -> None:
+        self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
+        self._vectors.put_down()
 
     def _lead(self) -> None:
         while self._obey(wait_s=None if self._is_paused else 0.0):

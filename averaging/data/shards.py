@@ -333,11 +333,20 @@ class ShardCache:
 
 
 class TokenReader:
-    """One part of the data set as a single long sequence of tokens, mapped from its shards."""
+    """One part of the data set as a single long sequence of tokens, read from its shards.
+
+    A shard is open only while it is read. So the number of shards is not bound by the number of files that a process may have open,
+    and a shard that is cut or lost meanwhile is an error and no crash, as it would be of a mapped file.
+
+    Raises:
+        StorageError: a shard is not there. `read` raises it, too.
+    """
 
     def __init__(self, paths: Sequence[Path], token_bytes: TokenBytes = 2) -> None:
-        self._shards: list[Tokens] = [np.memmap(path, dtype=f"<u{token_bytes}", mode="r") for path in paths]
-        self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
+        self._paths = tuple(paths)
+        self._type = np.dtype(f"<u{token_bytes}")
+        lengths = [_length_of(path) // token_bytes for path in self._paths]
+        self._starts = np.cumsum([0, *lengths])
 
     @property
     def num_tokens(self) -> int:
@@ -346,13 +355,39 @@ class TokenReader:
 
     def read(self, start: int, num_tokens: int) -> Tokens:
         """(num_tokens,) uint16 or uint32 from `start`, across shards."""
-        parts: list[Tokens] = []
+        tokens = np.empty(num_tokens, dtype=self._type)
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while num_tokens > 0:
-            offset = start - int(self._starts[shard])
-            part = np.asarray(self._shards[shard][offset : offset + num_tokens])
-            parts.append(part)
-            start += len(part)
-            num_tokens -= len(part)
-            shard += 1
-        return np.concatenate(parts)
+        done = 0
+        while done < num_tokens:
+            offset = start + done - int(self._starts[shard])
+            stop = min(num_tokens, done + int(self._starts[shard + 1] - self._starts[shard]) - offset)
+            _read_into(self._paths[shard], offset * self._type.itemsize, tokens[done:stop])
+            done, shard = stop, shard + 1
+        return tokens
+
+
+def _length_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, str(error.strerror)) from error
+
+
+def _read_into(path: Path, offset_bytes: int, tokens: Tokens) -> None:
+    room = tokens.view(np.uint8).data
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset_bytes)
+            while room:
+                num_bytes = file.readinto(room)
+                if not num_bytes:
+                    raise _unreadable(path, "it ends too early")
+                room = room[num_bytes:]
+    except OSError as error:
+        raise _unreadable(path, str(error.strerror)) from error
+
+
+def _unreadable(path: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{path} cannot be read ({why})", "a shard of the run's data", "start again: it is fetched anew"
+    )

@@ -142,6 +142,22 @@ def test_it_begins_at_the_anchor_and_tells_each_step(plan: TrainingPlan) -> None
     assert second.loss_nats is not None
 
 
+def test_the_search_for_the_micro_batch_times_passes_over_the_anchor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[torch.Tensor] = []
+
+    def find_micro_batch(trainer: LocalTrainer) -> int:
+        timed.append(trainer.theta())
+        trainer.micro_batch = 4
+        return 4
+
+    monkeypatch.setattr(LocalTrainer, "find_micro_batch", find_micro_batch)
+    with running(training_plan(tmp_path, micro_batch=0)) as daemon:
+        assert daemon.progress().step == 0
+    assert [torch.equal(theta_N, ANCHOR_N) for theta_N in timed] == [True]
+
+
 def test_one_that_is_brought_back_goes_on_in_the_data_and_in_the_schedule(tmp_path: Path) -> None:
     inner = training_plan(tmp_path).inner.model_copy(update={"warmup_tokens": 1_000_000})
     moved = {}

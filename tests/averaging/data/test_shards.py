@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from hashlib import sha256
 from pathlib import Path
 
@@ -126,6 +127,47 @@ def test_a_shard_of_wide_tokens_is_read_as_wide_tokens(tmp_path: Path) -> None:
     reader = TokenReader([tmp_path / "shard"], 4)
     assert reader.num_tokens == 3
     assert reader.read(1, 2).tolist() == [70_000, 3]
+
+
+def test_a_reader_has_more_shards_than_the_process_may_open_files(tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(200)]
+    for number, path in enumerate(paths):
+        path.write_bytes(np.array([number, number + 1], dtype="<u2").tobytes())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(tmp_path, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 50, limits[1]))
+    try:
+        readers = [TokenReader(paths) for _ in range(3)]
+        found = [reader.read(0, reader.num_tokens) for reader in readers]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    expected = np.repeat(np.arange(200), 2) + np.tile([0, 1], 200)
+    assert all(np.array_equal(tokens, expected) for tokens in found)
+
+
+def test_a_shard_that_is_cut_while_it_is_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(100))
+    reader = TokenReader([path])
+    path.write_bytes(bytes(50))
+    assert reader.read(0, 25).tolist() == [0] * 25
+    with pytest.raises(StorageError, match=f"{path} cannot be read .it ends too early"):
+        reader.read(20, 10)
+
+
+def test_a_shard_that_is_lost_while_it_is_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(100))
+    reader = TokenReader([path])
+    path.unlink()
+    with pytest.raises(StorageError, match=f"{path} cannot be read .No such file"):
+        reader.read(0, 10)
+
+
+def test_a_reader_of_a_shard_that_is_not_there_names_it(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="missing cannot be read"):
+        TokenReader([tmp_path / "missing"])
 
 
 def test_what_a_byte_data_set_does_not_use_is_not_written(tmp_path: Path) -> None:
