@@ -66,7 +66,7 @@ from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
 from peer.session.await_state import HELD_BECAUSE, FirstState
-from peer.session.build import lent_anchor, load_anchors, open_chains, text_plan, training_plan, whole_anchor
+from peer.session.build import load_anchors, open_chains, read_anchors, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
@@ -431,11 +431,11 @@ async def _rounds(
         nursery.start_soon(watch_isolation, joined, rounds)
         nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
         with life.departure.ends():
-            whole = partial(lent_anchor, chains)
+            read = partial(read_anchors, chains)
             held = joined.experts.held
-            losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
+            losses = ExpertLosses(held, joined.roster.listed_experts) if held else None
             turns = EvaluationTurns(membership.run_id, life.identity.peer_id, partial(_is_heard, life, service))
-            await evaluate_commits(service, trainer, turns, life.board, is_over, whole, losses)
+            await evaluate_commits(service, trainer, turns, life.board, is_over, read, losses)
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             await rounds.leave()

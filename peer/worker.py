@@ -295,10 +295,12 @@ class Worker:
 
     def _evaluated(self, command: Command) -> Reply:
         """An evaluation that does not fit into the card's memory is no reason to lose what was trained."""
-        trainer, values_N = self._trainer, self._vectors.view(Area.IN)
+        trainer, spans = self._trainer, self._trainer.units.spans
+        areas = command.areas or (Area.IN,) * len(spans)
+        anchors = [self._vectors.part(area, span) for area, span in zip(areas, spans, strict=True)]
         try:
             is_prose = command.op == "evaluate_prose"
-            nats = trainer.evaluate_prose(values_N) if is_prose else trainer.evaluate(values_N, command.expert)
+            nats = trainer.evaluate_prose(anchors) if is_prose else trainer.evaluate(anchors, command.expert)
         except EvaluationDoesNotFit:
             return Reply(number=command.number, does_not_fit=True)
         return Reply(number=command.number, loss_nats=nats)

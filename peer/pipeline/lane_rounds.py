@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 import trio
 
-from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, NoPart, ReadAnchors, Snapshot, TrainerProgress
 from peer.pipeline.lane_shares import StageShares
 from protocol.errors import ConfigError
 
@@ -77,17 +77,13 @@ class StageRounds:
         """
         self.shares.anchor_moved(anchor_N)
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
         """Not available: no peer holds the whole model.
 
         Raises:
             ConfigError: always.
         """
         raise ConfigError("a held-out loss of one stage", "one of the whole model")
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Return None, since no peer holds the whole model."""
-        return None
 
     def progress(self) -> TrainerProgress:
         """Current counters. The ready tokens are those of the waiting share."""

@@ -22,7 +22,7 @@ from averaging.network.seams.interfaces import Storage
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.head_state import LentAnchor, Loan
+from averaging.rounds.lineage.head_state import Loan
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.unit_chain import UnitChain, lend
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
@@ -46,7 +46,7 @@ from peer.training.training_plan import MachinePlan, TextPlan, TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.estimates.unit_disk import Occasion
 from protocol.identity.identity import Verifier
-from protocol.ids import PeerId, UnitName
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.wire import genesis_id
@@ -163,9 +163,16 @@ def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
     return anchors[0] if len(anchors) == 1 else torch.cat(anchors)
 
 
-async def lent_anchor(chains: Sequence[UnitChain]) -> LentAnchor:
-    """As `whole_anchor`, while rounds go on: it stays as it is until it is given back."""
-    return LentAnchor(await _loans(chains))
+async def read_anchors(chains: Sequence[UnitChain], commit: CommitId, rooms: Sequence[torch.Tensor]) -> None:
+    """Copy the anchors of all units into these rooms, (N,) float32 each, while rounds go on.
+
+    Raises:
+        LocalProtocolError: the first unit does not stand at `commit` any more, or a state is of no use.
+    """
+    for chain, room_N in zip(chains, rooms, strict=True):
+        stands_at = await chain.held.copy_anchor(room_N, chain.tools.offload)
+        if chain is chains[0] and stands_at != commit:
+            raise LocalProtocolError("another commit, which came before there was room", "the commit to be evaluated")
 
 
 async def load_anchors(chains: Sequence[UnitChain], trainer: PeerTrainer) -> None:

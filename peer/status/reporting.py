@@ -12,8 +12,7 @@ import structlog
 import torch
 import trio
 
-from averaging.network.seams.interfaces import Trainer
-from averaging.rounds.lineage.head_state import LentAnchor
+from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.spans import EVALUATE, spanned
 from averaging.rounds.unit_service import RoundService
@@ -23,6 +22,7 @@ from peer.status.duties_core import EvaluationTurns, is_bringer, place_to_bring
 from peer.status.status import PeerStatus
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
+from peer.training.peer_trainer import PeerTrainer
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.report_delta import report_digest, shortened
@@ -339,12 +339,10 @@ class ExpertLosses:
         held: experts held here, in numeric order.
         listed: holders of each expert, according to the directory. Two peers that see different holders may both measure; the host
         shows the result of the one whose turn it is.
-        measure: (whole model (N,) float32, expert) -> nats per byte.
     """
 
     held: tuple[int, ...]
     listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
-    measure: Callable[[torch.Tensor, int], Awaitable[float]]
 
     def ours(self, link: ChainLink, turns: EvaluationTurns) -> tuple[int, ...]:
         """The experts that we have to measure at a commit: of the holders in its roster, the one whose turn it is measures."""
@@ -356,70 +354,55 @@ class ExpertLosses:
         return tuple(e for e in self.held if turns.is_ours(expert_unit(e), link.index, can_measure(e)))
 
 
-Measure = Callable[[LentAnchor, ChainLink], Awaitable[HeldoutResult]]
+ReadAt = Callable[[CommitId, Sequence[torch.Tensor]], Awaitable[None]]
+"""`ReadAnchors` of a commit of the first unit."""
 
 
 async def evaluate_commits(
     service: RoundService,
-    trainer: Trainer,
+    trainer: PeerTrainer,
     turns: EvaluationTurns,
     board: StatusBoard,
     is_over: Callable[[], bool],
-    whole: Callable[[], Awaitable[LentAnchor]],
+    read: ReadAt,
     experts: ExpertLosses | None = None,
 ) -> None:
-    """Measure the held-out loss of the commits assigned to this peer, until the run is over and its last commit is measured.
-    `whole()` lends the current outer parameters of all units, (N,) float32. In a run of experts one holder measures each expert.
+    """Measure the held-out loss of the commits assigned to this peer, until the run is over and its last commit is measured. `read`
+    gives the outer parameters of all units. In a run of experts one holder measures each expert.
     """
     done: CommitId | None = None
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
             is_ours, ours = turns.is_commit_ours(link), experts.ours(link, turns) if experts is not None else ()
-            measure: Measure | None = None
-            if experts is not None and ours:
-                measure = partial(_of_experts, trainer, experts, ours, has_prose=is_ours)
-            elif experts is None and is_ours:
-                measure = partial(_of_model, trainer)
-            if board.allowed.may_compute and measure is not None:
-                lent = await whole()
-                try:
-                    if service.chain.state.head == link.commit:  # else a commit came while the state was not to be had
-                        await _evaluate(measure, link, lent, board)
-                finally:
-                    lent.give_back()
+            if board.allowed.may_compute and (ours or (experts is None and is_ours)):
+                await _evaluate(trainer, partial(read, link.commit), ours, link, board, has_prose=is_ours)
             done = link.commit
         else:
             with trio.move_on_after(5.0):
                 await service.wait_changed()
 
 
-async def _of_model(trainer: Trainer, lent: LentAnchor, link: ChainLink) -> HeldoutResult:
-    prose_nats = await trainer.evaluate_prose(lent.values_N)
-    nats = await trainer.evaluate(lent.values_N, read=lent.give_back)
-    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats)
-
-
-async def _of_experts(
-    trainer: Trainer,
-    experts: ExpertLosses,
-    ours: Sequence[int],
-    lent: LentAnchor,
+async def _evaluate(
+    trainer: PeerTrainer,
+    read: ReadAnchors,
+    experts: tuple[int, ...],
     link: ChainLink,
+    board: StatusBoard,
     *,
     has_prose: bool,
-) -> HeldoutResult:
-    found = tuple([(expert, await experts.measure(lent.values_N, expert)) for expert in ours])
-    prose_nats = await trainer.evaluate_prose(lent.values_N) if has_prose else None
-    nats = math.fsum(nats for _, nats in found) / len(found)
-    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found)
-
-
-async def _evaluate(measure: Measure, link: ChainLink, lent: LentAnchor, board: StatusBoard) -> None:
+) -> None:
     try:
         span = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
         with trio.move_on_after(EVALUATE_WITHIN_S), span:
-            board.heldout.append(await measure(lent, link))
+            losses = await trainer.evaluate(read, experts, has_prose=has_prose)
+            board.heldout.append(_result(link, losses, experts))
             del board.heldout[:-MAX_HELDOUT_KEPT]
     except PotluckError as error:
         log.info("not_evaluated", index=link.index, reason=error.one_line())
+
+
+def _result(link: ChainLink, losses: HeldoutLosses, experts: tuple[int, ...]) -> HeldoutResult:
+    nats = math.fsum(losses.nats) / len(losses.nats)
+    of_experts = tuple(zip(experts, losses.nats, strict=True)) if experts else ()
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, losses.prose_nats, of_experts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -13,6 +13,7 @@ from peer.machine.device import give_back_memory, is_out_of_memory
 from peer.training.ranks.text_share import ALL_TEXT, TextShare
 from peer.training.replica.replica import Replica
 from protocol.errors import TemporaryError
+from protocol.tensors.tensor_schema import TensorSchema
 
 HELDOUT_WINDOWS: Final = 64
 EVALUATED_WINDOWS: Final = 16
@@ -46,10 +47,11 @@ class Evaluation:
         self._most_windows = EVALUATED_WINDOWS
         self._steps_aside = False
 
-    def nats(self, reader: TokenReader, values_N: torch.Tensor, expert: int | None, micro_batch: int) -> float:
-        """Mean loss of (N,) parameters over the fixed held-out windows, in nats per token. The replica's own do not change.
+    def nats(self, reader: TokenReader, values: Sequence[torch.Tensor], expert: int | None, micro_batch: int) -> float:
+        """Mean loss of other parameters over the fixed held-out windows, in nats per token. The replica's own do not change.
 
         Args:
+            values: as of `Replica.standing_in`.
             micro_batch: of training; no more windows are evaluated at a time. 0 if it is not known yet.
 
         Raises:
@@ -59,7 +61,7 @@ class Evaluation:
         while True:
             size = min(self._most_windows, micro_batch or 1)
             try:
-                with self._replica.standing_in(values_N, steps_aside=self._steps_aside):
+                with self._replica.standing_in(values, steps_aside=self._steps_aside):
                     losses = [
                         float(self._loss_of(self._batch_of(reader, part.starts), expert)) * part.weight
                         for part in self._share.parts(starts, size)
@@ -83,3 +85,12 @@ class Evaluation:
                 "as much as one sequence needs",
                 "nothing: other peers evaluate",
             ) from error
+
+
+def values_of(
+    replica: Replica, anchors: torch.Tensor | Sequence[torch.Tensor], units: Sequence[TensorSchema]
+) -> list[torch.Tensor]:
+    """The replica's part of each parameter. `anchors` are (N,) for each unit, or one vector with all of them one after another."""
+    if isinstance(anchors, torch.Tensor):
+        return replica.parts(anchors, replica.schema)
+    return [part for anchor_N, unit in zip(anchors, units, strict=True) for part in replica.parts(anchor_N, unit)]

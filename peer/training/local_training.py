@@ -21,7 +21,7 @@ from peer.machine.device import choose_device, give_back_memory, limit_memory
 from peer.models.decoder import Decoder
 from peer.models.mixture import MixtureDecoder
 from peer.training.card_at_work import CardAtWork
-from peer.training.evaluation import Evaluation
+from peer.training.evaluation import Evaluation, values_of
 from peer.training.expert_turns import expert_of_step
 from peer.training.learning_rate import learning_rate_at
 from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
@@ -314,15 +314,20 @@ class LocalTrainer:
         first = sum(len(schema.tensors) for schema in self.units.schemas[:place])
         return self._parameters[first : first + len(self.units.schemas[place].tensors)]
 
-    def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+    def evaluate(self, anchors: torch.Tensor | Sequence[torch.Tensor], expert: int | None = None) -> float:
         """Held-out loss of other parameters in nats per byte on the fixed windows; theta does not change. With `expert`: the loss
         of that expert on its own text. Without it: the mean over the experts held here. If all experts share all of the text, the
         loss of the first.
+
+        Args:
+            anchors: of each unit, (N,) float32, or one vector with all of them one after another.
         """
         own = self.plan.experts if self.plan.expert_heldout_shards else self.plan.experts[:1]
         experts = (own or (None,)) if expert is None else (expert,)
         losses = [
-            self._evaluation.nats(self._heldout[each], anchor_N, each, self.micro_batch)
+            self._evaluation.nats(
+                self._heldout[each], values_of(self._replica, anchors, self.units.schemas), each, self.micro_batch
+            )
             / self._heldout_bytes_per_token(each)
             for each in experts
         ]
@@ -334,12 +339,14 @@ class LocalTrainer:
             return self.plan.heldout_bytes_per_token
         return of_experts[self.plan.experts.index(expert)]
 
-    def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
+    def evaluate_prose(self, anchors: torch.Tensor | Sequence[torch.Tensor]) -> float:
         """The same over the run's prose.
 
         Raises:
             ConfigError: it has none.
         """
         expert = expert_of_step(self.plan.experts, 0)
-        nats = self._evaluation.nats(self._prose, anchor_N, expert, self.micro_batch)
+        nats = self._evaluation.nats(
+            self._prose, values_of(self._replica, anchors, self.units.schemas), expert, self.micro_batch
+        )
         return nats / self.plan.prose_bytes_per_token

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import Record
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
@@ -70,20 +70,20 @@ class PeerTrainer(Protocol):
         ...
 
     async def evaluate(
-        self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
-    ) -> float:
-        """Held-out loss of the whole model's parameters in nats per byte; with `expert`, the loss of that expert on its text.
-        `read` is called once the vector may change.
+        self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
+    ) -> HeldoutLosses:
+        """Held-out losses of the whole model, with the anchors that `read` gives once there is room for them.
+
+        Args:
+            experts: the loss of each of these on its text; none for one loss of the model.
+            has_prose: also the loss over the run's prose, if it has any.
 
         Raises:
+            PotluckError: the anchors are not to be had any more.
             WorkerDied: ask again later.
             LossNotFinite: these parameters have none.
             DoesNotFit: no card has the memory for it.
         """
-        ...
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
         ...
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -24,7 +24,7 @@ import structlog
 import torch
 import trio
 
-from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
@@ -41,8 +41,8 @@ from peer.training.training_process import (
     no_process,
     restart_pause_s,
 )
+from peer.training.unit_rooms import UnitRooms
 from peer.training.worker_channel import (
-    Area,
     Command,
     Failed,
     Op,
@@ -95,9 +95,7 @@ class WorkerTrainer:
         self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
         self._spans = plan.units.spans
         self._process = TrainingProcess(plan.units.whole.num_elements, early)
-        self._is_offered = False
-        """Whether others still read the last snapshot where it lies."""
-        self._vectors = self._process.vectors
+        self._rooms = UnitRooms(self._process.vectors, self._spans)
         self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
         """The anchor of each unit, from which the next worker starts."""
         self._command_lock = trio.Lock()
@@ -160,7 +158,7 @@ class WorkerTrainer:
             reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being restarted")
-            theta_N = self._vectors.part(Area.OUT, self._spans[unit])
+            theta_N = self._rooms.snapshot(unit)
             return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step, may_overwrite=True)
 
     async def shift(
@@ -192,37 +190,33 @@ class WorkerTrainer:
         """Set the anchor for restarts of the worker. The vector is kept, not copied."""
         self._anchors[unit] = anchor_N
         if not self._ready.is_set():  # a worker that is starting reads it at the end of its start
-            self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
+            self._rooms.begin(unit, anchor_N)
 
     async def evaluate(
-        self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
-    ) -> float:
-        """Held-out loss of the whole model's parameters in nats per byte. With `expert`: the loss of that expert, which is held
-        here, on its text.
+        self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
+    ) -> HeldoutLosses:
+        """Held-out losses, once no snapshot takes the room, unless there are several units. Raises as `PeerTrainer.evaluate`."""
+        while not self._misfit:
+            await self._rooms.until_room()
+            async with self._command_lock:
+                await self._until_ready()
+                if self._rooms.has_room:  # else a snapshot was taken meanwhile
+                    return await self._evaluated(read, experts or (None,), has_prose=has_prose)
+        raise DoesNotFit(self._misfit)
 
-        Raises:
-            WorkerDied: ask again when it is back.
-            LossNotFinite: these parameters have none.
-            DoesNotFit: the card's memory is not enough for an evaluation, or for the model.
-        """
-        return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N, read)
+    async def _evaluated(self, read: ReadAnchors, experts: Sequence[int | None], *, has_prose: bool) -> HeldoutLosses:
+        areas, rooms = self._rooms.for_evaluation()
+        try:
+            await read(rooms)
+            losses = [await self._loss_of(Command(op="evaluate", expert=expert, areas=areas)) for expert in experts]
+            if not has_prose or not self._plan.prose_shards:
+                return HeldoutLosses(tuple(losses))
+            return HeldoutLosses(tuple(losses), await self._loss_of(Command(op="evaluate_prose", areas=areas)))
+        finally:
+            self._rooms.evaluated(areas)
 
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
-        return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
-
-    async def _loss_of(
-        self, command: Command, anchor_N: torch.Tensor, read: Callable[[], None] = lambda: None
-    ) -> float:
-        if self._misfit:
-            raise DoesNotFit(self._misfit)
-        async with self._command_lock:
-            await self._until_ready()
-            self._vectors.write(Area.IN, anchor_N)
-            read()
-            reply = await self._exchange(command)
-            if reply is not None:
-                self._vectors.empty(Area.IN)
+    async def _loss_of(self, command: Command) -> float:
+        reply = await self._exchange(command)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being restarted")
         if reply.does_not_fit:
@@ -297,12 +291,11 @@ class WorkerTrainer:
 
     async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""
-        span = self._spans[command.unit]
-        reply = await self._exchange(command.model_copy(update={"area": self._vectors.laid(values_N, span)}))
+        area = self._rooms.lay(command.unit, values_N)
+        reply = await self._exchange(command.model_copy(update={"area": area}))
         if reply is not None:
-            self._vectors.empty(Area.IN)
-            if not self._is_offered:
-                self._vectors.empty(Area.OUT, span)
+            self._rooms.has_begun()
+        self._rooms.spend(command.unit)
         return reply
 
     async def _until_ready(self) -> None:
@@ -414,8 +407,8 @@ class WorkerTrainer:
 
     async def _live(self, plan: TrainingPlan) -> Ended:
         """One life of a worker, or of one on each card. Returns the end that ended it, with its reason if it reported one."""
-        for span, anchor_N in zip(self._spans, self._anchors, strict=True):
-            self._vectors.part(Area.IN, span).copy_(anchor_N)
+        for unit, anchor_N in enumerate(self._anchors):
+            self._rooms.begin(unit, anchor_N)
         try:
             devices = self._cards.devices if plan.mesh.num_ranks > 1 else (plan.device,)
             return await self._process.live_together(plan, devices, self._listen)
@@ -466,7 +459,7 @@ class WorkerTrainer:
             if not self._ready.is_set():
                 self._say_what_it_does()
                 self._starting.deadline = math.inf
-                self._vectors.empty(Area.IN)
+                self._rooms.has_begun()
                 self._ready.set()
         self._replies.wake()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from peer.training.peer_trainer import PeerTrainer
 
 
@@ -41,13 +41,9 @@ class UnitTrainer:
         """Set the anchor from which this unit restarts after the worker dies."""
         await self._worker.set_anchor(anchor_N, unit=self._place)
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        """Held-out loss of the whole model: `anchor_N` holds the values of all units. Raises as `PeerTrainer.evaluate`."""
-        return await self._worker.evaluate(anchor_N, read=read)
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """As `evaluate`, over the run's prose."""
-        return await self._worker.evaluate_prose(anchor_N)
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+        """Held-out losses of the whole model: `read` gives the anchors of all units. Raises as `PeerTrainer.evaluate`."""
+        return await self._worker.evaluate(read)
 
     def progress(self) -> TrainerProgress:
         """Current counters, with this unit's ready tokens."""

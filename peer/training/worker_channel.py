@@ -1,8 +1,8 @@
 """The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
 
-No pickle, no multiprocessing. The shared mapping has two areas of N float32. The daemon writes to `IN`, from which a starting
-worker also reads the anchor. The worker writes snapshots to `OUT`; the daemon makes shifts of them there. An area takes memory only
-between its write and its last use: then the daemon frees the pages if the system can.
+No pickle, no multiprocessing. The shared mapping has two areas of N float32. A starting worker reads the anchor from `IN`. The worker
+writes snapshots to `OUT`; the daemon makes shifts of them there. unit_rooms.py decides where other values lie. An area takes memory
+only between its write and its last use: then the daemon frees the pages if the system can.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class _Message(BaseModel):
 class Command(_Message):
     """A command for the worker. It answers with a Reply of the same number at the next step boundary.
 
-    number: position among the commands of a worker's life; set when it is sent. op: load (theta <- IN), snapshot (OUT <- theta),
-    shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume, slow (train at 1 / factor), stop. The first
+    number: position among the commands of a worker's life; set when it is sent. op: load (theta <- values), snapshot (OUT <- theta),
+    shift (theta <- theta + values), evaluate (their loss), evaluate_prose, pause, resume, slow (train at 1 / factor), stop. The first
     three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together.
     `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After a snapshot no step is
     taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait. `area` holds the values
-    of a load or a shift.
+    of a load or a shift, `areas` those of each unit to be evaluated; none if all lie in `IN`.
     """
 
     kind: Literal["command"] = "command"
@@ -76,6 +76,7 @@ class Command(_Message):
     still_s: float = 0.0
     expert: int | None = None
     area: Area = Area.IN
+    areas: tuple[Area, ...] = ()
 
     def numbered(self, number: int) -> Command:
         """A copy with its number, as it is sent to the worker."""
@@ -241,13 +242,6 @@ class SharedVectors:
     def part(self, area: Area, span: tuple[int, int]) -> torch.Tensor:
         """The values [begin, stop) of an area, as `view`."""
         return self._areas[area, span[0] : span[1]]
-
-    def laid(self, values_N: torch.Tensor, span: tuple[int, int]) -> Area:
-        """The area in which the worker finds a unit's values, (N,). They are copied, unless they were written over the snapshot."""
-        if values_N.data_ptr() == self.part(Area.OUT, span).data_ptr():
-            return Area.OUT
-        self.part(Area.IN, span).copy_(values_N)
-        return Area.IN
 
     def empty(self, area: Area, span: tuple[int, int] | None = None) -> None:
         """Free the memory of an area, or of the values [begin, stop) of it, until the next write. Its content is undefined until

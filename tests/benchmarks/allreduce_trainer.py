@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,16 @@ from typing import Final
 import torch
 import trio
 
-from averaging.network.seams.interfaces import KeptPart, Network, Snapshot, TrafficCount, TrainerProgress, Way
+from averaging.network.seams.interfaces import (
+    HeldoutLosses,
+    KeptPart,
+    Network,
+    ReadAnchors,
+    Snapshot,
+    TrafficCount,
+    TrainerProgress,
+    Way,
+)
 from averaging.rounds.unit_service import RoundService
 from peer.membership.coordinator_client import CoordinatorClient
 from tests.benchmarks.allreduce_files import (
@@ -142,13 +151,9 @@ class GivenTrainer:
         """The anchor is what the next vector goes by."""
         self._anchor_N = anchor_N
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
         """Nothing is measured."""
-        return 1.0
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Nothing is measured."""
-        return None
+        return HeldoutLosses((1.0,))
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Ready while a trial runs."""

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -157,7 +157,7 @@ def sleep_through(step_s: float) -> None:
         )
         time.sleep(max(0.0, until_s - time.perf_counter()))
 
-    def evaluate(trainer: LocalTrainer, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+    def evaluate(trainer: LocalTrainer, anchors: Sequence[torch.Tensor], expert: int | None = None) -> float:
         time.sleep(step_s / 3)
         return 1.0
 

@@ -4,7 +4,7 @@ importing it dooms the workers of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ class DoomedTrainer(LocalTrainer):
         strike(self.plan.rank, "snapshot")
         super().send_theta(room_N, place)
 
-    def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+    def evaluate(self, anchors: torch.Tensor | Sequence[torch.Tensor], expert: int | None = None) -> float:
         strike(self.plan.rank, "evaluation")
-        return super().evaluate(anchor_N, expert)
+        return super().evaluate(anchors, expert)
 
 
 peer.worker.LocalTrainer = DoomedTrainer  # type: ignore[misc]

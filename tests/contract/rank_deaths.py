@@ -27,6 +27,7 @@ from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_errors import WorkerDied
 from protocol.tensors.model_config import model_schema
+from tests.anchors import reads
 from tests.contract.rank_doom import DOOM_VARIABLE, HOWS, POINTS, How, Point, RankDoom
 from tests.forked import open_forked
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
@@ -89,7 +90,7 @@ class Ranks:
         """Until a rank has come to the point and ended there; a command brings it to those outside of steps."""
         async with trio.open_nursery() as nursery:
             if point == "evaluation":
-                nursery.start_soon(_without_answer, self.trainer.evaluate, ANCHOR_N)
+                nursery.start_soon(_without_answer, self.trainer.evaluate, reads(ANCHOR_N))
             elif point == "snapshot":
                 nursery.start_soon(_without_answer, self.trainer.snapshot)
             while self.doom.exists():

@@ -9,6 +9,7 @@ import torch
 import trio
 
 from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
+from tests.anchors import reads
 from tests.contract.trainer_worlds import (
     Check,
     TrainerWorld,
@@ -135,8 +136,11 @@ def test_a_snapshot_stays_as_it_is_while_training_goes_on_and_is_the_callers_to_
         await _until_ready(world.trainer, first.tokens + world.step_tokens)
         async with world.still():
             await world.trainer.set_anchor(world.anchor_N)
-            await world.trainer.evaluate(world.anchor_N)
-            assert torch.equal(first.theta_N, kept_N)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(world.trainer.evaluate, reads(world.anchor_N))
+                await trio.sleep(0.1)
+                assert torch.equal(first.theta_N, kept_N)
+                nursery.cancel_scope.cancel()
             second = await world.trainer.snapshot()
             assert not torch.equal(second.theta_N, kept_N)
             expected_N = second.theta_N.clone()
@@ -236,7 +240,7 @@ def test_the_same_anchor_has_the_same_held_out_loss_whatever_is_trained_meanwhil
         trainer, one_N, other_N = world.trainer, world.anchor_N, world.anchor_N * 3.0
         losses = []
         for anchor_N in (one_N, other_N, one_N, other_N):
-            losses.append(await trainer.evaluate(anchor_N))
+            losses.append(await trainer.evaluate(reads(anchor_N)))
             await _until_ready(trainer, trainer.progress().tokens_ready + world.step_tokens)
         assert losses[:2] == losses[2:]
         assert losses[0] != losses[1]
@@ -251,7 +255,8 @@ def test_an_evaluation_leaves_theta_the_tokens_and_the_callers_anchor_alone(run:
         async with world.still():
             before = await trainer.snapshot()
             before_N, ready = before.theta_N.clone(), trainer.progress().tokens_ready
-            await trainer.evaluate(anchor_N)
+            await trainer.shift(torch.zeros_like(anchor_N), credited_tokens=0, schedule_tokens=0)
+            await trainer.evaluate(reads(anchor_N))
             assert trainer.progress().tokens_ready == ready
             assert torch.equal(anchor_N, world.anchor_N * 3.0)
             await _assert_theta(world, await trainer.snapshot(), before_N, world.position(before))
@@ -273,9 +278,9 @@ def test_the_counters_fall_by_credit_and_load_only(run: Runner) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(look_on)
             snapshot = await trainer.snapshot()
-            await trainer.set_anchor(snapshot.theta_N)
-            await trainer.evaluate(snapshot.theta_N)
+            await trainer.set_anchor(snapshot.theta_N.clone())
             await trainer.shift(torch.zeros_like(world.anchor_N), credited_tokens=0, schedule_tokens=0)
+            await trainer.evaluate(reads(world.anchor_N))
             await _until_ready(trainer, snapshot.tokens + 3 * world.step_tokens)
             nursery.cancel_scope.cancel()
         ready = [progress.tokens_ready for progress in seen]

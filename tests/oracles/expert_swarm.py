@@ -18,7 +18,7 @@ import trio
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs import codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
-from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, Trainer, TrainerProgress
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.round_context import RoundContext
@@ -119,13 +119,9 @@ class UnitOf:
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """It never dies alone."""
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
         """Nobody asks."""
-        return 0.0
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Nobody asks."""
-        return None
+        return HeldoutLosses((0.0,))
 
     def progress(self) -> TrainerProgress:
         """This unit's counters."""

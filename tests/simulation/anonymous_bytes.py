@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from trio.testing import MockClock
 
 from averaging.arithmetic.spare_memory import SPARE
 from averaging.codecs import codec_by_name
-from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.lineage.round_reports import StateHealed
 from averaging.storage.file_storage import FileStorage
@@ -80,11 +80,8 @@ class MappedTrainer:
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """Its parameters are never lost."""
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        return 0.0
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        return None
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+        return HeldoutLosses((0.0,))
 
     def progress(self) -> TrainerProgress:
         return TrainerProgress(self._ready, self._trained, 1.0, 400.0, 0, "training", "")

@@ -7,14 +7,14 @@ awake. Its parameters move by a fixed direction per step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import trio
 
 from averaging.network.seams.clocks import Timers
-from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from tests.simulation import accounting
 from tests.simulation.accounting import LIFE_TOKENS, Tokens
 from tests.simulation.owed import Moved, Owed
@@ -257,13 +257,11 @@ class SimulatedTrainer:
         self._process.check_alive()
         self._anchor_N = anchor_N
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        """Mean square of the anchor."""
-        return float(torch.mean(torch.mul(anchor_N, anchor_N)))
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """A simulated run has no prose."""
-        return None
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+        """Mean square of the anchor. A simulated run has no prose."""
+        anchor_N = torch.empty_like(self._theta_N)
+        await read([anchor_N])
+        return HeldoutLosses((float(torch.mean(torch.mul(anchor_N, anchor_N))),))
 
     def progress(self) -> TrainerProgress:
         """Counters as of now."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from protocol.errors import TemporaryError
 
@@ -412,6 +412,26 @@ class KeptPart:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class HeldoutLosses:
+    """Of one state, in nats per byte.
+
+    Attributes:
+        nats: on the run's fixed windows; of several experts one after another.
+        prose_nats: over the run's prose; None if the run has none, or nobody asked.
+    """
+
+    nats: tuple[float, ...]
+    prose_nats: float | None = None
+
+
+ReadAnchors: TypeAlias = "Callable[[Sequence[torch.Tensor]], Awaitable[None]]"
+"""Copies the anchors of a peer's units, (N,) float32 each, into these rooms of the same shapes.
+
+Raises PotluckError: they are not to be had any more.
+"""
+
+
 class Trainer(Protocol):
     """The training process of one unit. Commands take effect at the next step boundary.
 
@@ -444,14 +464,10 @@ class Trainer(Protocol):
         """Set the anchor that a dead worker restarts from (theta <- A, tokens_ready <- 0). Called at every commit."""
         ...
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        """Held-out loss of `anchor_N` in nats per byte on the run's fixed windows; training of theta resumes after it. `read` is
-        called once the vector may change.
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+        """Held-out losses of the anchors that `read` gives, on the run's fixed windows; training of theta resumes after it. They are
+        read once there is room for them. An evaluation may wait until the last snapshot is spent.
         """
-        ...
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """As `evaluate`, over the run's prose; None if the run has none."""
         ...
 
     def progress(self) -> TrainerProgress:

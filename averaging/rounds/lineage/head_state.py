@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
+import trio
 
 from averaging.arithmetic.outer_step import moves_momentum
+from averaging.network.seams.interfaces import Offload
 from averaging.rounds.lineage.updates import Updates
 from averaging.state.state import UnitState
+from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.record import OuterStep
@@ -56,22 +60,6 @@ class Loan:
             self._held = None
 
 
-class LentAnchor:
-    """The anchors of a peer's units one after another, `values_N` (N,) float32, lent by all of them."""
-
-    def __init__(self, loans: Sequence[Loan]) -> None:
-        anchors = [loan.state.anchor_N for loan in loans]
-        self._loans = loans
-        self.values_N = anchors[0] if len(anchors) == 1 else torch.cat(anchors)
-        if len(loans) > 1:  # they were copied into one vector
-            self.give_back()
-
-    def give_back(self) -> None:
-        """The vector may change from now on. May be called again."""
-        for loan in self._loans:
-            loan.give_back()
-
-
 class HeadState:
     """The state at the head. A second state takes 8 bytes a value, so a commit moves its vectors in place where `steps_in_place`
     allows it and nobody has borrowed them.
@@ -89,6 +77,9 @@ class HeadState:
         self.is_torn = False
         self.torn_at: CommitId | None = None
         self._held = _Held()
+        self._still = trio.Lock()
+        """Held while chunks move, and while somebody copies them."""
+
         if is_lent:
             self.lend()
 
@@ -101,6 +92,19 @@ class HeadState:
     def lend(self) -> Loan:
         """Lend the vectors. No step is being made, since the caller holds the chain's lock."""
         return Loan(self._held, self.state)
+
+    async def copy_anchor(self, room_N: torch.Tensor, offload: Offload) -> CommitId:
+        """Copy the anchor into `room_N`, (N,) float32, and return its commit. A step in place waits for the copy, a copy for the step.
+
+        Raises:
+            LocalProtocolError: the state is of no use.
+        """
+        async with self._still:
+            if self.is_torn:
+                raise LocalProtocolError("a state that is between two commits", "one that was made again")
+            state = self.state
+            await offload.run(partial(room_N.copy_, state.anchor_N))
+            return state.head
 
     def may_change(self, outer: OuterStep) -> bool:
         """Whether a step may move the vectors in place.
@@ -137,9 +141,10 @@ class HeadState:
         """
         await updates.check(link, data)
         await log()
-        self.is_torn = True
-        self.state = await updates.step_in_place(self.state, link, data, shift.seen)
-        self.is_torn = False
+        async with self._still:
+            self.is_torn = True
+            self.state = await updates.step_in_place(self.state, link, data, shift.seen)
+            self.is_torn = False
         return AppliedCommit(self.state, shift_N=shift.shift_N)
 
 

@@ -13,7 +13,7 @@ from averaging.network.seams.interfaces import TrainerProgress
 from peer.training.islands.sums_core import LEFT_OUT
 from peer.training.trainer import WorkerTrainer
 from peer.training.training_plan import TrainingPlan
-from peer.training.worker_channel import Area, Command, Failed, OutOfMemory, Progress, Reply
+from peer.training.worker_channel import Command, Failed, OutOfMemory, Progress, Reply
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import MachineError
 
@@ -100,9 +100,7 @@ class Island(WorkerTrainer):
             if reply is None:
                 return None
             self._life_of_theta[unit] = known  # it is not at the mean yet
-            theta_N = self._vectors.part(Area.OUT, self._spans[unit])
-            self._is_offered = True
-            return Offer(self, theta_N, reply.tokens, reply.num_steps, reply.step, self._restarts)
+            return Offer(self, self._rooms.offer(unit), reply.tokens, reply.num_steps, reply.step, self._restarts)
 
     async def join(self, offer: Offer, unit: int, still_s: float) -> None:
         """Theta += the values that `offer.theta_N` holds by now: the way from this island's theta to the mean. Nothing is credited.
@@ -113,16 +111,12 @@ class Island(WorkerTrainer):
             if self._restarts == offer.life:
                 command = Command(op="shift", unit=unit, schedule_tokens=self._schedule_tokens, still_s=still_s)
                 await self._give(command, offer.theta_N)
-            self._take_back()
+            self._rooms.take_back(unit)
 
     def stand_by(self, offer: Offer, unit: int) -> None:
         """This island's theta is the mean, as no other counted."""
         self._life_of_theta[unit] = offer.life
-        self._take_back()
-
-    def _take_back(self) -> None:
-        self._is_offered = False
-        self._vectors.empty(Area.OUT)
+        self._rooms.take_back(unit)
 
     # --- what is made up for ---
 
@@ -204,9 +198,8 @@ class Island(WorkerTrainer):
             return False
         self.left_out = reason
         self._ready.set()
-        self._vectors.empty(Area.IN)
-        if not self._is_offered:  # its tokens count in the mean that is being made, and so does its theta
-            self._vectors.empty(Area.OUT)
+        self._rooms.has_begun()
+        self._rooms.spend_all()  # but what it offers: its tokens count in the mean that is being made, and so does its theta
         self._living.cancel()
         log.warning("card_left_out", device=self._plan.device, reason=reason)
         return True

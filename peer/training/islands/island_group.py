@@ -57,18 +57,16 @@ class IslandGroup:
         """Do this with all active islands, side by side."""
         await side_by_side([partial(act, island) for island in self.active])
 
-    async def on_one(self, measure: Callable[[Island, bool], Awaitable[T]]) -> T:
-        """The measure of the island that is missed the least; of another one if its card has no memory for it. It is told whether it
-        is the last one that may be asked.
-        """
+    async def on_one(self, measure: Callable[[Island], Awaitable[T]]) -> T:
+        """The measure of the island that is missed the least; of another one if its card has no memory for it."""
         ready = await self.ready()
         ready.sort(key=lambda each: (bool(each.paused_because), each.is_busy, -each.progress().tokens_per_s))
         for island in ready[:-1]:
             try:
-                return await measure(island, False)
+                return await measure(island)
             except DoesNotFit:
                 continue
-        return await measure(ready[-1], True)
+        return await measure(ready[-1])
 
     def cards(self) -> tuple[CardState, ...]:
         """Each island's card, also of those that are left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import trio
 
-from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import Record, nowhere
 from peer.training.islands.island import Island, Offer
 from peer.training.islands.island_group import IslandGroup, side_by_side
@@ -133,20 +133,10 @@ class IslandTrainer:
             await island.set_anchor(anchor_N, unit=unit)
 
     async def evaluate(
-        self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
-    ) -> float:
-        """Held-out loss in nats per byte, from one island; the others train on. Raises as `WorkerTrainer.evaluate`."""
-
-        def measured(island: Island, is_last: bool) -> Awaitable[float]:
-            if is_last:
-                return island.evaluate(anchor_N, expert, read=read)
-            return island.evaluate(anchor_N, expert)
-
-        return await self._islands.on_one(measured)
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
-        return await self._islands.on_one(lambda island, _: island.evaluate_prose(anchor_N))
+        self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
+    ) -> HeldoutLosses:
+        """Held-out losses from one island; the others train on. Raises as `WorkerTrainer.evaluate`."""
+        return await self._islands.on_one(lambda island: island.evaluate(read, experts, has_prose=has_prose))
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """The counters of all islands together, with the ready tokens of this unit."""

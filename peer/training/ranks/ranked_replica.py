@@ -236,12 +236,12 @@ class RankedReplica(Replica):
     # --- evaluation ---
 
     @contextmanager
-    def standing_in(self, values_N: torch.Tensor, *, steps_aside: bool = False) -> Iterator[None]:
+    def standing_in(self, values: Sequence[torch.Tensor], *, steps_aside: bool = False) -> Iterator[None]:
         """As `Replica.standing_in`, on all ranks."""
         call = self._run_layers_by(self._base_call)
         own = _copied(self.parameters, "cpu" if steps_aside else self.device)
         try:
-            self._set(self.parts(values_N, self.schema))
+            self._set(values)
             with torch.no_grad():
                 yield
         finally:

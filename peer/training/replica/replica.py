@@ -181,11 +181,11 @@ class Replica:
         self.optimizer.zero_grad()
 
     @contextmanager
-    def standing_in(self, values_N: torch.Tensor, *, steps_aside: bool = False) -> Iterator[None]:
+    def standing_in(self, values: Sequence[torch.Tensor], *, steps_aside: bool = False) -> Iterator[None]:
         """Run the block with other parameters in place of its own.
 
         Args:
-            values_N: (N,) float32 on the CPU, where they are used in place without a copy.
+            values: of each parameter, as `parts` gives them, on the CPU, where they are used in place without a copy.
             steps_aside: copy the own parameters into the machine's memory meanwhile. So the device never holds both.
         """
         call = self._run_layers_by(self._base_call)  # other shapes than training's would be compiled anew
@@ -195,7 +195,7 @@ class Replica:
                 for parameter in self.parameters
             ]
             try:
-                for parameter, value in zip(self.parameters, parts_of(values_N, self.schema), strict=True):
+                for parameter, value in zip(self.parameters, values, strict=True):
                     if steps_aside:
                         parameter.copy_(value)
                     else:

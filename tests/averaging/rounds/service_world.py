@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import trio
 
-from averaging.network.seams.interfaces import KeptPart, NoPart, Snapshot, TrainerProgress
+from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, NoPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.round_context import RoundContext, Tasks
@@ -96,11 +96,8 @@ class StepTrainer:
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """Its worker never dies alone."""
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        return 0.0
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        return None
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+        return HeldoutLosses((0.0,))
 
     def progress(self) -> TrainerProgress:
         return TrainerProgress(self._ready, self._trained, 1.0, self._tokens_per_s, 0, "training", "")
@@ -215,8 +212,8 @@ class HandTrainer:
         await self._take("set_anchor")
         self.anchor_N = anchor_N
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        return 0.0
+    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+        return HeldoutLosses((0.0,))
 
     def progress(self) -> TrainerProgress:
         tokens, replicas = self.tokens, self.num_replicas

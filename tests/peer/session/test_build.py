@@ -22,8 +22,9 @@ from averaging.state.start_state import start_root
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.storage.file_storage import FileStorage
 from peer.membership.incarnation import take_incarnation
-from peer.session.build import lent_anchor, load_anchors, open_chains, replay_at_most, unit_round_target
+from peer.session.build import load_anchors, open_chains, read_anchors, replay_at_most, unit_round_target
 from peer.session.damaged_logs import lost_index, set_aside
+from protocol.errors import LocalProtocolError
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.messages.record import Ballot
@@ -171,22 +172,25 @@ async def _two_units() -> AsyncIterator[tuple[list[Party], list[MadeCommit]]]:
         yield parties, made
 
 
+def _rooms(chains: Sequence[UnitChain]) -> list[torch.Tensor]:
+    return [torch.empty_like(chain.state.anchor_N) for chain in chains]
+
+
 @pytest.mark.parametrize("num_units", [1, 2])
-async def test_the_anchors_that_an_evaluation_borrows_stay_and_afterwards_move_in_place_again(
+async def test_commits_while_an_evaluation_waits_make_no_second_state_and_it_is_told_that_one_came(
     autojump_clock: trio.testing.MockClock, num_units: int
 ) -> None:
     async with _two_units() as (parties, made):
         chains = [party.chain for party in parties[:num_units]]
-        lent = await lent_anchor(chains)
-        before_N = torch.cat([chain.state.anchor_N for chain in chains])
-        for party in parties[:num_units]:
-            await _apply(party, made[1])
-        assert torch.equal(lent.values_N, before_N)
-        lent.give_back()
+        read, rooms = partial(read_anchors, chains, chains[0].head.commit), _rooms(chains)
+        await read(rooms)
+        assert all(torch.equal(room_N, chain.state.anchor_N) for room_N, chain in zip(rooms, chains, strict=True))
         vectors = [chain.state.anchor_N for chain in chains]
         for party in parties[:num_units]:
-            await _apply(party, made[2])
+            await _apply(party, made[1])
         assert all(chain.state.anchor_N is old_N for chain, old_N in zip(chains, vectors, strict=True))
+        with pytest.raises(LocalProtocolError, match="another commit"):
+            await read(rooms)
 
 
 async def test_a_trainer_that_starts_slowly_begins_at_the_anchors_from_which_its_shifts_go_on(

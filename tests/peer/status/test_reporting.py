@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +10,7 @@ import torch
 import trio
 import trio.testing
 
-from averaging.network.seams.interfaces import Snapshot, TrainerProgress
-from averaging.rounds.lineage.head_state import HeadState, LentAnchor
+from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.lineage.round_reports import RoundCommitted, VoterConvicted
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
@@ -598,15 +597,15 @@ class _Trainer:
         self.prose_nats: float | None = None
         self.error: PotluckError | None = None
 
-    async def evaluate(self, anchor_N: torch.Tensor, *, read: Callable[[], None] = lambda: None) -> float:
-        await trio.lowlevel.checkpoint()
+    async def evaluate(
+        self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
+    ) -> HeldoutLosses:
+        await read([torch.zeros(1)])
         self.num_evaluated += 1
         if self.error is not None:
             raise self.error
-        return 1.5
-
-    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
-        return self.prose_nats
+        nats = tuple(1.0 + expert for expert in experts) or (1.5,)
+        return HeldoutLosses(nats, self.prose_nats if has_prose else None)
 
     async def snapshot(self) -> Snapshot:
         raise NotImplementedError
@@ -615,9 +614,8 @@ class _Trainer:
         raise NotImplementedError
 
 
-async def _whole() -> LentAnchor:
-    state = UnitState(UnitName("model"), CommitId(bytes(32)), 0, 0, torch.zeros(1), torch.zeros(1))
-    return LentAnchor([HeadState(state, is_lent=False).lend()])
+async def _read(commit: CommitId, rooms: Sequence[torch.Tensor]) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 async def _measure(
@@ -640,7 +638,7 @@ async def _measure(
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell)
-            await evaluate_commits(service, trainer, turns, board, lambda: is_over, _whole, losses)  # type: ignore[arg-type]
+            await evaluate_commits(service, trainer, turns, board, lambda: is_over, _read, losses)  # type: ignore[arg-type]
 
 
 async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the_end(autojump_clock: Clock) -> None:
@@ -686,7 +684,7 @@ async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(aut
     service, trainer = _Service(ours), _Trainer()
     service.chain.state = replace(service.chain.state, head=_link(0).commit)
     with trio.move_on_after(20):
-        await evaluate_commits(service, trainer, TURNS, board, lambda: False, _whole)  # type: ignore[arg-type]
+        await evaluate_commits(service, trainer, TURNS, board, lambda: False, _read)  # type: ignore[arg-type]
     assert trainer.num_evaluated == 0
 
 
@@ -699,10 +697,7 @@ async def test_while_no_training_is_allowed_nothing_is_measured_either(autojump_
 
 
 def _losses(held: tuple[int, ...], of_other: tuple[int, ...]) -> ExpertLosses:
-    async def measure(_: torch.Tensor, expert: int) -> float:
-        return 1.0 + expert
-
-    return ExpertLosses(held, lambda: {OTHER: of_other}, measure)
+    return ExpertLosses(held, lambda: {OTHER: of_other})
 
 
 async def test_a_commit_of_a_peer_that_is_not_heard_is_measured_by_the_next_one(autojump_clock: Clock) -> None:
@@ -739,7 +734,7 @@ async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_i
         (result,) = board.heldout
         assert (result.commit, result.of_experts) == (link.commit, ((0, 1.0), (2, 3.0)))
         assert (result.nats, result.prose_nats) == (2.0, prose_nats)
-        assert trainer.num_evaluated == 0
+        assert trainer.num_evaluated == 1
 
 
 async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,11 @@ def test_where_two_models_do_not_fit_the_own_parameters_step_aside(
     trainer = _trainer(tmp_path)
     before_N, standing_in = trainer.theta(), trainer._replica.standing_in
 
-    def crowded(values_N: torch.Tensor, *, steps_aside: bool = False) -> object:
+    def crowded(values: Sequence[torch.Tensor], *, steps_aside: bool = False) -> object:
         aside.append(steps_aside)
         if not steps_aside:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return standing_in(values_N, steps_aside=True)
+        return standing_in(values, steps_aside=True)
 
     monkeypatch.setattr(trainer._replica, "standing_in", crowded)
     expected = LocalTrainer(trainer.plan).evaluate(ANCHOR_N * 2)

@@ -26,6 +26,7 @@ from peer.training.worker_channel import Failed, OutOfMemory, Progress, Reply, p
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
 from peer.training.worker_notes import MOST_CARD_FAULTS
 from protocol.tensors.model_config import model_schema
+from tests.anchors import reads
 from tests.forked import Forked, open_forked
 from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import MODEL, training_plan
@@ -74,14 +75,15 @@ async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_t
     plan = plan.model_copy(update={"prose_shards": plan.heldout_shards})
     anchor_N = genesis_anchor(model_schema(MODEL), 1)
     async with open_worker_trainer(plan, anchor_N) as trainer:
-        before = await trainer.evaluate(anchor_N)
-        assert await trainer.evaluate_prose(anchor_N) == before
+        losses = await trainer.evaluate(reads(anchor_N))
+        (before,) = losses.nats
+        assert losses.prose_nats == before
         with pytest.raises(LossNotFinite):
-            await trainer.evaluate(anchor_N * float("inf"))
+            await trainer.evaluate(reads(anchor_N * float("inf")))
         await _until_tokens(trainer, 64 * 40)
         snapshot = await trainer.snapshot()
         assert snapshot.tokens == 64 * snapshot.num_steps >= 64 * 40
-        assert await trainer.evaluate(snapshot.theta_N) < before - 0.2
+        trained_N = snapshot.theta_N.clone()
 
         # Adoption while training goes on: theta + (A' - theta_snapshot), and the credited tokens are gone.
         trained = trainer.progress().tokens_trained
@@ -91,6 +93,7 @@ async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_t
         )
         assert trainer.progress().tokens_ready <= trainer.progress().tokens_trained - snapshot.tokens
         assert trainer.progress().tokens_trained >= trained
+        assert (await trainer.evaluate(reads(trained_N))).nats[0] < before - 0.2
 
         worker = trainer.worker_pid
         assert worker is not None
@@ -217,7 +220,7 @@ async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_st
         await trainer.resume()
         assert trainer.progress().state == "held"
         with pytest.raises(DoesNotFit, match=r"1\.5 GB"):
-            await trainer.evaluate(anchor_N)
+            await trainer.evaluate(reads(anchor_N))
         # Its rounds go on: it adopts what others have trained.
         await trainer.load(anchor_N * 2, schedule_tokens=64)
         snapshot = await trainer.snapshot()

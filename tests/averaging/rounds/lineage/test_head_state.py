@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tests.averaging.rounds.round_world import GRID, MadeCommit, Party, RoundWor
 from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -90,6 +92,32 @@ async def test_the_state_at_the_head_that_a_switch_starts_from_stays(autojump_cl
         assert all(torch.equal(now, old) for now, old in zip(state.vectors, before, strict=True))
 
 
+class _Held:
+    """An Offload that runs nothing before it is let go."""
+
+    def __init__(self) -> None:
+        self.goes_on = trio.Event()
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        await self.goes_on.wait()
+        return function()
+
+
+async def test_a_step_in_place_waits_for_a_copy_of_the_anchor_and_takes_no_second_state(autojump_clock: Clock) -> None:
+    async with _two() as (world, _, party), trio.open_nursery() as nursery:
+        vector_N, held, room_N = party.chain.state.anchor_N, _Held(), torch.empty(GRID.num_elements)
+        before_N = vector_N.clone()
+        nursery.start_soon(party.chain.held.copy_anchor, room_N, held)
+        nursery.start_soon(_apply, party, world.commits(2)[1])
+        await trio.sleep(60.0)
+        assert torch.equal(vector_N, before_N)
+        held.goes_on.set()
+        await trio.sleep(1.0)
+        assert torch.equal(room_N, before_N)
+        assert party.chain.state.anchor_N is vector_N
+        assert not torch.equal(vector_N, before_N)
+
+
 async def test_damaged_bytes_are_found_before_the_first_value_moves(autojump_clock: Clock) -> None:
     async with _two() as (world, _, party):
         commit = world.commits(2)[1]
@@ -128,6 +156,8 @@ async def test_a_step_that_fails_half_way_is_not_gone_on_from_but_made_again(
         with pytest.raises(LocalProtocolError, match="between two commits"):
             await _apply(party, commit)
         assert await party.chain.state_at(party.chain.head.commit) is None, "its values are of no use"
+        with pytest.raises(LocalProtocolError, match="between two commits"):
+            await party.chain.held.copy_anchor(torch.empty(GRID.num_elements), InlineOffload())
         rebuilt = await party.chain.recomputed()
         assert rebuilt is not None
         assert await party.chain.replace_state(rebuilt) is None, "by how much its anchor was wrong, nobody knows"

@@ -29,6 +29,7 @@ from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import Failed, OutOfMemory
 from peer.training.worker_errors import DoesNotFit
 from protocol.tensors.model_config import model_schema
+from tests.anchors import reads
 from tests.forked import Forked, open_forked
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
@@ -301,7 +302,7 @@ async def test_an_island_that_is_paused_alone_counts_its_tokens_and_is_evaluated
         assert (progress.state, progress.reason) == ("training", "cpu no. 1: the card has 90 °C")
         assert progress.tokens_ready >= sum(tokens) + 5 * BATCH_TOKENS
         _signal(both.islands[1], signal.SIGSTOP)
-        nats = await both.trainer.evaluate(both.anchor_N)
+        (nats,) = (await both.trainer.evaluate(reads(both.anchor_N))).nats
         assert nats == pytest.approx(5.5, abs=0.5), "the other one answers"
         _signal(both.islands[1], signal.SIGCONT)
         await both.trainer.set_paused(1, False)
@@ -335,7 +336,7 @@ async def test_a_model_that_does_not_fit_one_card_and_a_card_that_is_lost_leave_
         assert progress.state == "held", "the last one holds the state, as a peer with one card does"
         assert "the model does not fit" in progress.reason
         with pytest.raises(DoesNotFit):
-            await both.trainer.evaluate(both.anchor_N)
+            await both.trainer.evaluate(reads(both.anchor_N))
 
 
 async def test_a_card_that_is_lost_while_the_mean_is_made_still_counts_with_its_theta(

@@ -83,7 +83,7 @@ def test_other_parameters_are_evaluated_eagerly(pretend: Callable[[Pretended], P
     found = oracle("data", CardPlan(is_compiled=True))
     _compiled(found, tmp_path)
     before = pretended.calls
-    with found.replica.standing_in(found.theta()), torch.no_grad():
+    with found.replica.standing_in(found.replica.parts(found.theta(), found.replica.schema)), torch.no_grad():
         found.loss(0, 1)
     assert pretended.calls == before
     found.loss(0, 1)

@@ -77,7 +77,7 @@ def test_other_parameters_stand_in_for_a_block_also_if_it_fails(steps_aside: boo
     first_N = ANCHOR_N[: replica.parameters[0].numel()]
 
     def fail() -> None:
-        with replica.standing_in(ANCHOR_N * 2, steps_aside=steps_aside):
+        with replica.standing_in(replica.parts(ANCHOR_N * 2, replica.schema), steps_aside=steps_aside):
             assert torch.equal(replica.parameters[0].flatten(), 2 * first_N)
             raise ValueError("in the block")
 

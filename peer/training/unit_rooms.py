@@ -1,0 +1,101 @@
+"""The memory shared with a training process, unit by unit: where a unit's values lie, and which snapshots are not spent yet.
+
+A snapshot is spent once its unit has moved. Other values of a unit take its place in the area `OUT` if no snapshot lies there, else in
+`IN`. So only a snapshot that is being read while values come, or one of several units, costs a second place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import trio
+
+from peer.training.worker_channel import Area, SharedVectors
+
+
+class UnitRooms:
+    """The places of the units' values.
+
+    Args:
+        spans: begin and stop of each unit in an area, in values.
+    """
+
+    def __init__(self, vectors: SharedVectors, spans: Sequence[tuple[int, int]]) -> None:
+        self._vectors, self._spans = vectors, tuple(spans)
+        self._unspent = set[int]()
+        self._offered = set[int]()
+        self._changed = trio.Event()
+
+    # --- snapshots ---
+
+    def snapshot(self, unit: int) -> torch.Tensor:
+        """The unit's theta, (N,) float32, which the process has just written. It stays until it is spent."""
+        self._unspent.add(unit)
+        return self._vectors.part(Area.OUT, self._spans[unit])
+
+    def offer(self, unit: int) -> torch.Tensor:
+        """As `snapshot`, but it stays until it is taken back, whatever the process does meanwhile."""
+        self._offered.add(unit)
+        return self.snapshot(unit)
+
+    def take_back(self, unit: int) -> None:
+        """Nobody reads the offer any more."""
+        self._offered.discard(unit)
+        self.spend(unit)
+
+    def spend(self, unit: int) -> None:
+        """Free the memory of the unit's snapshot, if it is not offered."""
+        if unit in self._offered:
+            return
+        self._unspent.discard(unit)
+        self._vectors.empty(Area.OUT, self._spans[unit])
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    def spend_all(self) -> None:
+        """The same for all units."""
+        for unit in range(len(self._spans)):
+            self.spend(unit)
+
+    # --- values that the process uses ---
+
+    def begin(self, unit: int, anchor_N: torch.Tensor) -> None:
+        """Lay a unit's anchor, (N,) float32, where a starting process reads it."""
+        self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
+
+    def has_begun(self) -> None:
+        """No value that was laid in `IN` is needed any more."""
+        self._vectors.empty(Area.IN)
+
+    def lay(self, unit: int, values_N: torch.Tensor) -> Area:
+        """The area in which the process finds a unit's values, (N,) float32. They are copied, unless they were written over the
+        snapshot.
+        """
+        is_there = values_N.data_ptr() == self._vectors.part(Area.OUT, self._spans[unit]).data_ptr()
+        area = Area.OUT if is_there or unit not in self._unspent else Area.IN
+        if not is_there:
+            self._vectors.part(area, self._spans[unit]).copy_(values_N)
+        return area
+
+    # --- evaluations ---
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an evaluation costs no second place for the whole model."""
+        return len(self._spans) > 1 or not self._unspent
+
+    async def until_room(self) -> None:
+        """Wait until there is room for an evaluation. Of several units one mostly holds a snapshot, and that is not waited for."""
+        while not self.has_room:
+            await self._changed.wait()
+
+    def for_evaluation(self) -> tuple[tuple[Area, ...], list[torch.Tensor]]:
+        """The area for each unit's values, and their places there, (N,) float32 each."""
+        areas = tuple(Area.IN if unit in self._unspent else Area.OUT for unit in range(len(self._spans)))
+        return areas, [self._vectors.part(area, span) for area, span in zip(areas, self._spans, strict=True)]
+
+    def evaluated(self, areas: Sequence[Area]) -> None:
+        """Free the memory of an evaluation's values."""
+        for area, span in zip(areas, self._spans, strict=True):
+            self._vectors.empty(area, span)

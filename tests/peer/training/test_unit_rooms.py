@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from peer.training.unit_rooms import UnitRooms
+from peer.training.worker_channel import Area, SharedVectors, mapping_bytes
+
+PAGE_VALUES = 1024
+SPANS = ((0, PAGE_VALUES), (PAGE_VALUES, 3 * PAGE_VALUES))
+
+
+@pytest.fixture
+def vectors() -> Iterator[SharedVectors]:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mapping_bytes(SPANS[-1][1]))
+        yield SharedVectors(file.fileno(), SPANS[-1][1])
+
+
+def test_values_lie_where_the_snapshot_would_be_and_beside_one_that_is_not_spent(vectors: SharedVectors) -> None:
+    rooms, values_N = UnitRooms(vectors, SPANS), torch.ones(PAGE_VALUES)
+    assert rooms.lay(0, values_N) is Area.OUT
+    assert torch.equal(vectors.part(Area.OUT, SPANS[0]), values_N)
+    theta_N = rooms.snapshot(0)
+    theta_N.fill_(7.0)
+    assert rooms.lay(0, values_N) is Area.IN
+    assert float(theta_N.mean()) == 7.0
+    assert torch.equal(vectors.part(Area.IN, SPANS[0]), values_N)
+    assert rooms.lay(0, theta_N) is Area.OUT, "a shift that was made in the snapshot's place is not copied"
+    rooms.spend(0)
+    assert rooms.lay(0, values_N) is Area.OUT
+
+
+def test_what_is_offered_stays_until_it_is_taken_back(vectors: SharedVectors) -> None:
+    rooms = UnitRooms(vectors, SPANS)
+    theta_N = rooms.offer(0)
+    theta_N.fill_(7.0)
+    rooms.snapshot(1).fill_(8.0)
+    rooms.spend_all()
+    assert float(theta_N.mean()) == 7.0
+    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is Area.IN
+    rooms.take_back(0)
+    assert not vectors.view(Area.OUT).any()
+
+
+async def test_an_evaluation_of_a_whole_model_waits_until_the_snapshot_is_spent_and_takes_its_place(
+    vectors: SharedVectors, autojump_clock: trio.testing.MockClock
+) -> None:
+    rooms, begun = UnitRooms(vectors, [(0, SPANS[-1][1])]), list[float]()
+    rooms.snapshot(0)
+
+    async def evaluate() -> None:
+        await rooms.until_room()
+        begun.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(evaluate)
+        await trio.sleep(60.0)
+        assert begun == []
+        assert not rooms.has_room
+        rooms.spend(0)
+    areas, (room_N,) = rooms.for_evaluation()
+    assert areas == (Area.OUT,)
+    room_N.fill_(3.0)
+    rooms.evaluated(areas)
+    assert not vectors.view(Area.OUT).any()
+
+
+def test_of_several_units_only_those_with_a_snapshot_take_a_second_place(vectors: SharedVectors) -> None:
+    rooms = UnitRooms(vectors, SPANS)
+    rooms.snapshot(1).fill_(7.0)
+    assert rooms.has_room
+    areas, values = rooms.for_evaluation()
+    assert areas == (Area.OUT, Area.IN)
+    assert [value_N.numel() for value_N in values] == [PAGE_VALUES, 2 * PAGE_VALUES]
+    for value_N in values:
+        value_N.fill_(1.0)
+    rooms.evaluated(areas)
+    assert float(vectors.part(Area.OUT, SPANS[1]).mean()) == 7.0
+    assert not vectors.view(Area.IN).any()
