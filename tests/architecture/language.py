@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -166,7 +167,7 @@ def counts_of(path: Path) -> DocumentCounts:
 
 def _docstrings(module: Module) -> Iterator[Prose]:
     """Every bare string of a module: docstrings of modules, classes, functions, attributes and constants."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield Prose(f"{module.path}:{node.lineno}", node.value.value)
 
@@ -189,9 +190,9 @@ def _comments(module: Module) -> Iterator[Prose]:
 
 def _messages(module: Module) -> Iterator[Prose]:
     """Strings that a person may read: those with at least three words, outside docstrings."""
-    bare = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
-    inside = {id(part) for node in ast.walk(module.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(module.tree):
+    bare = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in module.nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in module.nodes:
         if id(node) in bare or id(node) in inside:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") >= 2:
@@ -201,18 +202,16 @@ def _messages(module: Module) -> Iterator[Prose]:
             yield Prose(f"{module.path}:{node.lineno}", "".join(str(part) for part in parts))
 
 
-def commentary(*folders: str) -> Iterator[Prose]:
+@cache
+def commentary(*folders: str) -> tuple[Prose, ...]:
     """Docstrings and comments, without messages."""
-    for module in modules(*folders):
-        yield from _docstrings(module)
-        yield from _comments(module)
+    return tuple(prose for module in modules(*folders) for prose in (*_docstrings(module), *_comments(module)))
 
 
-def source_prose(*folders: str) -> Iterator[Prose]:
+@cache
+def source_prose(*folders: str) -> tuple[Prose, ...]:
     """Docstrings, comments and messages of the source."""
-    yield from commentary(*folders)
-    for module in modules(*folders):
-        yield from _messages(module)
+    return (*commentary(*folders), *(prose for module in modules(*folders) for prose in _messages(module)))
 
 
 def _flat(text: str) -> list[str]:

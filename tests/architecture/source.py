@@ -61,12 +61,13 @@ def modules(*folders: str) -> tuple[Module, ...]:
     paths = [ROOT / "potluck.py"] if not folders else []
     for folder in folders or ROOMS:
         paths += sorted((ROOT / folder).rglob("*.py"))
-    found = []
-    for path in paths:
-        if not path.stem.endswith(("_pb2", "_pb2_grpc")):
-            text = path.read_text(encoding="utf8")
-            found.append(Module(path.relative_to(ROOT).as_posix(), text, ast.parse(text)))
-    return tuple(found)
+    return tuple(_module(path) for path in paths if not path.stem.endswith(("_pb2", "_pb2_grpc")))
+
+
+@cache
+def _module(path: Path) -> Module:
+    text = path.read_text(encoding="utf8")
+    return Module(path.relative_to(ROOT).as_posix(), text, ast.parse(text))
 
 
 def core_modules() -> tuple[Module, ...]:

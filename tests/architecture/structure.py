@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import PurePosixPath
 
 from tests.architecture.source import ROOMS, Module, modules
@@ -27,7 +28,7 @@ def _is_for_types(node: ast.AST) -> bool:
 def _imported_names(tree: ast.AST) -> Iterator[str]:
     """Dotted names that a module imports when it runs: what stands under TYPE_CHECKING is left out."""
     for node in ast.iter_child_nodes(tree):
-        if _is_for_types(node):
+        if isinstance(node, ast.expr) or _is_for_types(node):
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -37,6 +38,7 @@ def _imported_names(tree: ast.AST) -> Iterator[str]:
             yield from _imported_names(node)
 
 
+@cache
 def room_imports() -> dict[str, set[str]]:
     """For each folder, the other folders that its modules import from."""
     folder_by_name = {module.path.removesuffix(".py").replace("/", "."): folder_of(module.path) for module in modules()}
@@ -88,7 +90,7 @@ def longest_functions(count: int) -> list[tuple[int, str]]:
 
 
 def _classes(module: Module) -> Iterator[ast.ClassDef]:
-    yield from (node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef))
+    yield from (node for node in module.nodes if isinstance(node, ast.ClassDef))
 
 
 def dataclass_fields() -> dict[str, int]:

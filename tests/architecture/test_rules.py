@@ -28,7 +28,7 @@ CHAPTERS = _chapters()
 
 def _prose(module: Module) -> str:
     """Its docstrings and comments but for the line that says where the rules stand."""
-    nodes = [node for node in ast.walk(module.tree) if isinstance(node, ast.Expr)]
+    nodes = [node for node in module.nodes if isinstance(node, ast.Expr)]
     strings = [node.value.value for node in nodes if isinstance(node.value, ast.Constant)]
     comments = re.findall(r"#(.*)$", module.text, flags=re.M)
     return ADDRESS.sub("", "\n".join([*(each for each in strings if isinstance(each, str)), *comments]))
