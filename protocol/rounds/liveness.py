@@ -104,7 +104,7 @@ def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[
     A peer whose connection was reset stays lost, although its last bytes are still being read.
     """
     views = (state.peers.get(peer) for peer in peers)
-    return {view.peer: replace(view, heard_at_s=now_s) for view in views if view is not None and not view.lost}
+    return {view.peer: _alive_at(view, now_s) for view in views if view is not None and not view.lost}
 
 
 def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
@@ -270,10 +270,13 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
     """Record a sign of life of a peer."""
     view = state.peers.get(peer)
     if view is None:
-        if peer == state.config.me.peer:
-            return state
-        view = PeerView(peer, now_s)
-    return with_view(state, replace(view, heard_at_s=now_s, lost=False))
+        return state if peer == state.config.me.peer else with_view(state, PeerView(peer, now_s))
+    return with_view(state, _alive_at(view, now_s))
+
+
+def _alive_at(view: PeerView, at_s: float) -> PeerView:
+    """The view after a sign of life. A process that said goodbye gives none: whatever else it says, its silence began then."""
+    return view if view.left else replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
 
 
 def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
@@ -293,17 +296,18 @@ def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
 def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
     """The view of a peer that follows from its heartbeat."""
     member = heartbeat.member
-    known, spine = state.peers.get(member.peer), state.config.spine
+    known, spine = state.peers.get(member.peer) or PeerView(member.peer, at_s), state.config.spine
+    has_left = known.left and known.member == member  # else it came back in another process
     spine_head = _head_in(heartbeat, spine) if spine is not None else None
     return replace(
-        known or PeerView(member.peer, at_s),
-        heard_at_s=at_s,
+        known,
+        heard_at_s=known.heard_at_s if has_left else at_s,
         member=member,
         head=_head_in(heartbeat, state.config.unit),
         is_inbound_reachable=heartbeat.is_inbound_reachable,
         upload_bytes_per_s=heartbeat.upload_bytes_per_s,
-        lost=False,
-        left=known is not None and known.left and known.member == member,
+        lost=known.lost and has_left,
+        left=has_left,
         exchange_s=heartbeat.exchange_ms / 1000,
         silent=heartbeat.silent,
         reported_at_s=at_s,
@@ -325,7 +329,7 @@ def answered(state: RoundState, event: PeersAnswered) -> RoundState:
     for peer, at_s in event.heard:
         view = views.get(peer) or state.peers.get(peer)
         if view is not None:
-            views[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
+            views[peer] = _alive_at(view, at_s)
         elif peer != state.config.me.peer:
             views[peer] = PeerView(peer, at_s)
     return with_views(state, views)

@@ -3,15 +3,26 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
+
+import pytest
 
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, RoundTicked
+from protocol.rounds.events import (
+    LeaveOrdered,
+    MessageArrived,
+    PeerLost,
+    PeersAnswered,
+    PeersListed,
+    Progressed,
+    RoundTicked,
+)
 from protocol.rounds.liveness import BUSY_TICK_S, can_wait, next_tick_s
-from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, Proposal, Settle
+from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVoteRequest, Proposal, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
-from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
+from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, is_alive, is_suspected, silence_s
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
 
@@ -288,6 +299,34 @@ def test_who_says_goodbye_is_not_waited_for() -> None:
     assert DropMember(leaver.peer, "left") in opener.orders
     assert is_suspected(opener.state, leaver.peer, table.now_s)
     assert leaver.peer in opener.state.open.departures
+
+
+SPOKEN: Final = {
+    "a heartbeat": lambda seat, other: MessageArrived(other.peer, heartbeat_of(other), b""),
+    "heartbeats that waited": lambda seat, other: PeersAnswered((), ((heartbeat_of(other), seat.table.now_s),)),
+    "an answer": lambda seat, other: PeersAnswered(((other.peer, seat.table.now_s),)),
+    "its goodbye again": lambda seat, other: MessageArrived(other.peer, _leave(other), b""),
+    "a question": lambda seat, other: MessageArrived(
+        other.peer, PreVoteRequest(UNIT, seat.head.commit, Ballot(3, other.peer), 9.0), b""
+    ),
+    "bytes": lambda seat, other: RoundTicked(bringing=(other.peer,)),
+}
+"""Signs of life of a process."""
+
+
+@pytest.mark.parametrize("word", SPOKEN)
+def test_a_process_that_said_goodbye_and_goes_on_speaking_is_silent_from_its_goodbye_on(word: str) -> None:
+    """A take-over counts the time since it was last heard."""
+    table = Table(4)
+    acquaint(table)
+    seat, leaver = table.live()[:2]
+    seat.hear(leaver, _leave(leaver))
+    left_at_s = table.now_s
+    for _ in range(10):
+        table.now_s += 0.5
+        seat.feed(SPOKEN[word](seat, leaver))
+    assert seat.state.peers[leaver.peer].heard_at_s == left_at_s
+    assert silence_s(seat.state, leaver.peer, table.now_s) == 5.0
 
 
 def test_the_first_goodbye_on_a_base_stands() -> None:
