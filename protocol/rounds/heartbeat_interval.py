@@ -40,7 +40,7 @@ def is_reported_to_opener(state: RoundState, now_s: float) -> bool:
     every = opener_beats(state)
     if every == 1 or _is_busy(state) or SHARE * until_due_s(state, now_s) <= state.config.heartbeat_s:
         return True
-    return (state.num_heartbeats + sum(state.config.me.peer.encode())) % every == 0
+    return (state.pulse.num_heartbeats + sum(state.config.me.peer.encode())) % every == 0
 
 
 def _is_busy(state: RoundState) -> bool:

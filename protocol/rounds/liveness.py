@@ -25,6 +25,7 @@ from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.participants import DEADLINE_FACTOR, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
+    GONE_PATIENCE_S,
     NUM_HEARTBEAT_PEERS,
     beat_peers,
     idle_patience_s,
@@ -79,10 +80,27 @@ def next_tick_s(state: RoundState) -> float:
     return heartbeat_s if heartbeat_s > QUICK_HEARTBEAT_S else max(BUSY_TICK_S, heartbeat_s / 2)
 
 
+def awake(state: RoundState, now_s: float) -> RoundState:
+    """Notice that a tick is overdue: our process slept. Messages that waited are handled before that tick. They must not be judged as
+    if all others had been silent.
+    """
+    if not state.pulse.ticked_at_s:
+        return state
+    lag_s = now_s - state.pulse.ticked_at_s - next_tick_s(state)
+    return _slept(state, lag_s, now_s) if lag_s > state.config.suspect_after_s else state
+
+
+def _slept(state: RoundState, lag_s: float, now_s: float) -> RoundState:
+    state = _forgive(state, lag_s, now_s) if lag_s > LEAST_LAG_S else state
+    woke_at_s = now_s if lag_s >= GONE_PATIENCE_S else state.pulse.woke_at_s
+    return replace(state, pulse=replace(state.pulse, ticked_at_s=now_s, woke_at_s=woke_at_s))
+
+
 def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
-    if event.lag_s > LEAST_LAG_S:
-        state = _forgive(state, event.lag_s, now_s)
+    state = _slept(
+        state, min(event.lag_s, now_s - state.pulse.ticked_at_s), now_s
+    )  # the rest was noticed without a tick
     if event.bringing:
         state = known_at_base(with_views(state, _bringing(state, event.bringing, now_s)), event.bringing)
     state = _watch_quorum(surveyed(state, now_s - idle_patience_s(state)), now_s)
@@ -104,7 +122,7 @@ def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[
     A peer whose connection was reset stays lost, although its last bytes are still being read.
     """
     views = (state.peers.get(peer) for peer in peers)
-    return {view.peer: replace(view, heard_at_s=now_s) for view in views if view is not None and not view.lost}
+    return {view.peer: _alive_at(view, now_s) for view in views if view is not None and not view.lost}
 
 
 def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
@@ -148,13 +166,14 @@ def _watch_quorum(state: RoundState, now_s: float) -> RoundState:
 def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
     in_exchange = _is_in_exchange(state)
     state, missed = _ask_for_missed(state, now_s)
-    passed_s = now_s - state.heartbeat_at_s + 1e-9
+    passed_s = now_s - state.pulse.heartbeat_at_s + 1e-9
     if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
         return state, missed
     if not in_exchange and passed_s < cadence.beat_interval_s(state, now_s):
         return state, ()
     targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
-    state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
+    pulse = replace(state.pulse, heartbeat_at_s=now_s, num_heartbeats=state.pulse.num_heartbeats + 1)
+    state = replace(state, pulse=pulse)
     return state, (
         SendHeartbeat(targets, own_heartbeat(state, now_s), reason="the next heartbeat is due"),
     ) if targets else ()
@@ -184,7 +203,7 @@ def _announce_late_upload(state: RoundState, now_s: float) -> RoundStep:
 def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """A few peers in turn, and the next opener."""
     opener = leading.expected_opener(state)
-    in_turn = _in_turn(state, state.num_heartbeats)
+    in_turn = _in_turn(state, state.pulse.num_heartbeats)
     is_opener_informed = in_turn and opener in state.peers and cadence.is_reported_to_opener(state, now_s)
     return tuple(dict.fromkeys([opener, *in_turn] if is_opener_informed else in_turn))
 
@@ -200,7 +219,7 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     missed = silent_members(state, now_s)
     pinged = whom_we_ping(state, others)
     if any(peer != proposal.ballot.peer and do_watch(state, me, peer) for peer in missed):
-        return tuple(others if state.num_heartbeats % PINGS_A_REPORT == 0 else pinged)
+        return tuple(others if state.pulse.num_heartbeats % PINGS_A_REPORT == 0 else pinged)
     if not missed:
         unasked_s = UNASKED_FACTOR * state.config.ping_s
         pinged = [peer for peer in pinged if is_ours_to_ask(state, peer) or silence_s(state, peer, now_s) > unasked_s]
@@ -244,7 +263,7 @@ def _heartbeats_in_turn(state: RoundState) -> tuple[PeerId, ...]:
     if is_everybody_pinged(state):
         return ()
     pings_a_beat = max(1, round(config.heartbeat_s / config.ping_s))
-    turn, rest = divmod(state.num_heartbeats, pings_a_beat)
+    turn, rest = divmod(state.pulse.num_heartbeats, pings_a_beat)
     return _in_turn(state, turn) if rest == 0 else ()
 
 
@@ -270,10 +289,13 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
     """Record a sign of life of a peer."""
     view = state.peers.get(peer)
     if view is None:
-        if peer == state.config.me.peer:
-            return state
-        view = PeerView(peer, now_s)
-    return with_view(state, replace(view, heard_at_s=now_s, lost=False))
+        return state if peer == state.config.me.peer else with_view(state, PeerView(peer, now_s))
+    return with_view(state, _alive_at(view, now_s))
+
+
+def _alive_at(view: PeerView, at_s: float) -> PeerView:
+    """The view after a sign of life. A process that said goodbye gives none: whatever else it says, its silence began then."""
+    return view if view.left else replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
 
 
 def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
@@ -293,17 +315,18 @@ def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
 def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
     """The view of a peer that follows from its heartbeat."""
     member = heartbeat.member
-    known, spine = state.peers.get(member.peer), state.config.spine
+    known, spine = state.peers.get(member.peer) or PeerView(member.peer, at_s), state.config.spine
+    has_left = known.left and known.member == member  # else it came back in another process
     spine_head = _head_in(heartbeat, spine) if spine is not None else None
     return replace(
-        known or PeerView(member.peer, at_s),
-        heard_at_s=at_s,
+        known,
+        heard_at_s=known.heard_at_s if has_left else at_s,
         member=member,
         head=_head_in(heartbeat, state.config.unit),
         is_inbound_reachable=heartbeat.is_inbound_reachable,
         upload_bytes_per_s=heartbeat.upload_bytes_per_s,
-        lost=False,
-        left=known is not None and known.left and known.member == member,
+        lost=known.lost and has_left,
+        left=has_left,
         exchange_s=heartbeat.exchange_ms / 1000,
         silent=heartbeat.silent,
         reported_at_s=at_s,
@@ -325,7 +348,7 @@ def answered(state: RoundState, event: PeersAnswered) -> RoundState:
     for peer, at_s in event.heard:
         view = views.get(peer) or state.peers.get(peer)
         if view is not None:
-            views[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
+            views[peer] = _alive_at(view, at_s)
         elif peer != state.config.me.peer:
             views[peer] = PeerView(peer, at_s)
     return with_views(state, views)

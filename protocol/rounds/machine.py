@@ -126,9 +126,10 @@ def start(
 
 def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
     """Take one event; return the new state, the orders, and why."""
+    if isinstance(event, RoundTicked):
+        return _ticked(state, event, now_s)
+    state = liveness.awake(state, now_s)
     match event:
-        case RoundTicked():
-            return _ticked(state, event, now_s)
         case MessageArrived():
             return _message(state, event, now_s)
         case PeersAnswered():

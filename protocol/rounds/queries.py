@@ -10,6 +10,7 @@ from typing import Final
 
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.failure_probes import FULL_MESH, do_ping, says_silent, whom_we_ping
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
 from protocol.rounds.messages.messages import Heartbeat, UnitHead
@@ -415,20 +416,25 @@ def may_be_lone(state: RoundState, now_s: float) -> bool:
 
 def lone_refused(state: RoundState, now_s: float) -> frozenset[CommitId]:
     """Lone commits on our head that nobody had a reason to make: more than half of its voters are here and may vote, ourselves
-    included, and none of them stands on it. A process that has just started may have missed the reason: it judges a little later.
+    included, and none of them stands on it. A process that has just started may have missed the reason: it judges a little later. One
+    that slept counts everybody who did not sign as here, until all had the time to be heard.
     """
     tree, link = state.tree, state.link
     if not tree.has_lone or (not state.is_head_seen and now_s - state.committed_at_s < GONE_PATIENCE_S):
         return frozenset()
     children = [node.link for node in tree.nodes.values() if node.link.parent == link.commit and node.link.is_lone]
-    return frozenset(child.commit for child in children if _are_most_voters_here(state, child.commit, now_s))
+    return frozenset(child.commit for child in children if _are_most_voters_here(state, child, now_s))
 
 
-def _are_most_voters_here(state: RoundState, lone: CommitId, now_s: float) -> bool:
+def _are_most_voters_here(state: RoundState, lone: ChainLink, now_s: float) -> bool:
     patience_s = idle_patience_s(state)
-    here = [peer for peer in state.link.roster if has_vote(state, peer) and is_alive(state, peer, now_s, patience_s)]
+    voters = [peer for peer in state.link.roster if has_vote(state, peer)]
+    here = [peer for peer in voters if is_alive(state, peer, now_s, patience_s)]
+    woke_at_s = state.pulse.woke_at_s
+    if woke_at_s is not None and now_s - woke_at_s < GONE_PATIENCE_S:
+        here = [peer for peer in voters if peer not in lone.roster]
     heads = {peer: view.head.head for peer in here if (view := state.peers.get(peer)) and view.head is not None}
-    without = [peer for peer in here if peer not in heads or state.tree.path(lone, heads[peer]) is None]
+    without = [peer for peer in here if peer not in heads or state.tree.path(lone.commit, heads[peer]) is None]
     return 2 * len(without) > len(state.link.roster)
 
 

@@ -379,6 +379,22 @@ class Barred:
 
 
 @dataclass(frozen=True)
+class Pulse:
+    """When this process was awake.
+
+    Attributes:
+        heartbeat_at_s, num_heartbeats: when it last sent a heartbeat, and how often it did.
+        ticked_at_s: when the last tick came, or a sleep was noticed without one; 0 before the first.
+        woke_at_s: when it went on after a sleep in which others may have gone on alone; None if it never slept so long.
+    """
+
+    heartbeat_at_s: float = 0.0
+    num_heartbeats: int = 0
+    ticked_at_s: float = field(default=0.0, compare=False)
+    woke_at_s: float | None = None
+
+
+@dataclass(frozen=True)
 class RoundState:
     """The round machine of one unit at one peer.
 
@@ -418,8 +434,7 @@ class RoundState:
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
     snapshot_at_s: float = 0.0
-    heartbeat_at_s: float = 0.0
-    num_heartbeats: int = 0
+    pulse: Pulse = Pulse()
     spine: SpineView | None = None
     due_tokens: int = 0
     spine_ready: int | None = None

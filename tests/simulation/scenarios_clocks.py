@@ -34,7 +34,7 @@ async def one_frozen(scene: Scene) -> None:
     expect(not scene.world.observed.num_lone, "nobody commits alone")
 
 
-@scenario(5, QUIET)
+@scenario(5, QUIET, num_seeds=6)
 async def all_but_one_frozen(scene: Scene) -> None:
     """The one that is awake goes on alone after its patience; those who wake up do not, and as most of the voters they go on without
     what it did alone.

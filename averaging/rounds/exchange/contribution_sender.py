@@ -74,7 +74,7 @@ class Scattering:
         if part.reducer == self._tools.me.peer or not chunks:
             return
         for chunk in range(part.first_chunk, part.stop_chunk):
-            self.upload.want(chunk, len(chunks[chunk]))
+            self.upload.want(chunk, len(chunks[chunk]), trio.current_time())
 
     def spare(self, part: SliceSpec) -> None:
         """Stop counting a slice: it has a new reducer."""

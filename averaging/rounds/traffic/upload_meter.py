@@ -37,6 +37,9 @@ class UploadMeter:
     our bytes to it go slowly. If the whole upload gave our rate, the peer that sums most would seem the fastest, and would sum
     still more in the next round. While other slices are being sent, our line is full.
 
+    A reducer that takes nothing holds its slice until another one gets it. The time until then is not of the upload if nothing else
+    was to be sent, or each such reducer would make the next deadlines longer.
+
     `last_s` is the duration of the previous upload, 0 if there was none: the others know it already.
     """
 
@@ -45,6 +48,10 @@ class UploadMeter:
         self._begun_s = 0.0
         self._wanted: dict[int, int] = {}
         self._wanted_bytes = 0
+        self._was_wanted = False
+        self._idle_s = 0.0
+        """Time in which nothing was to be sent: every time below is without it."""
+
         self._sent: set[int] = set()
         self._left: list[tuple[float, int]] = []
         """(time, bytes that had left by then), ascending. The beginning is not in it, because there may have been nothing to send
@@ -55,8 +62,12 @@ class UploadMeter:
         """The attempt begins."""
         self._begun_s = now_s
 
-    def want(self, chunk: int, num_bytes: int) -> None:
+    def want(self, chunk: int, num_bytes: int, now_s: float) -> None:
         """A chunk of this many bytes is to be sent."""
+        if self._was_wanted and chunk not in self._sent and self._sent_bytes >= self._wanted_bytes:
+            last_s = self._left[-1][0] if self._left else self._begun_s
+            self._idle_s = max(self._idle_s, now_s - last_s)
+        self._was_wanted = True
         self._wanted_bytes += num_bytes - self._wanted.get(chunk, 0)
         self._wanted[chunk] = num_bytes
 
@@ -69,8 +80,9 @@ class UploadMeter:
         """A chunk left; one that is sent again counts once."""
         if chunk in self._sent:
             return
-        self.want(chunk, num_bytes)
+        self.want(chunk, num_bytes, now_s)
         self._sent.add(chunk)
+        now_s -= self._idle_s
         sent_bytes = self._sent_bytes + num_bytes
         if self._left and self._left[-1][0] == now_s:
             self._left.pop()
@@ -86,6 +98,7 @@ class UploadMeter:
         """
         if not self._wanted_bytes:
             return None
+        now_s -= self._idle_s
         if self._sent_bytes >= self._wanted_bytes:
             return max(LEAST_S, self._left[-1][0] - self._begun_s)
         if not self._left:
@@ -104,7 +117,7 @@ class UploadMeter:
         if self._sent_bytes >= self._wanted_bytes:
             took_s = self.seconds(now_s) or 0.0
             return took_s if took_s > self._late_after_s else 0.0
-        now_s = min(now_s, self._left[-1][0] + STOPPED_S)
+        now_s = min(now_s - self._idle_s, self._left[-1][0] + STOPPED_S)
         least_bytes = min(LEAST_LATE_BYTES, LEAST_LATE_SHARE * self._wanted_bytes)
         if now_s - self._begun_s <= self._late_after_s or self._sent_bytes < least_bytes:
             return 0.0

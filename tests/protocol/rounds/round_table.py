@@ -371,6 +371,12 @@ class Table:
                 seat.feed(RoundTicked())
         self.talk()
 
+    def wait(self, seconds: float) -> None:
+        """Time passes in which everybody is awake and nothing happens."""
+        self.now_s += seconds
+        for seat in self.live():
+            seat.state = replace(seat.state, pulse=replace(seat.state.pulse, ticked_at_s=self.now_s))
+
     def talk(self, limit: int = 5000) -> None:
         """Deliver everything that is waiting."""
         for _ in range(limit):

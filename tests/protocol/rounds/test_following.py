@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pytest
+
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.events import (
     Applied,
@@ -23,6 +25,7 @@ from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.messages.messages import Certificate, Committed, RoundMessage
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
+from protocol.rounds.queries import lone_refused
 from protocol.rounds.state import Leading, OpenRound, Switching
 from protocol.rounds.unavailable_commits import FIRST_PAUSE_S, MAX_PAUSE_S
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
@@ -961,3 +964,42 @@ def test_of_lone_commits_that_the_same_voters_sign_on_one_base_only_a_few_are_ke
     assert len(seat.state.tree.nodes) == 1 + MOST_LONE_SIBLINGS
     seat.hear(other, _reported(commit_on(table.genesis, table.others(seat), lone=True, salt=20)))
     assert len(seat.state.tree.nodes) == 2 + MOST_LONE_SIBLINGS
+
+
+def _lone_after_sleep(*, are_lost: bool, num_peers: int = 5) -> tuple[Table, Seat, list[Seat], tuple[object, ...]]:
+    """(table, a peer that slept, the other sleepers, its orders when the lone commit of the one that was awake comes first)."""
+    table, seat, awake = _muted(num_peers)
+    seat.feed(RoundTicked())
+    for other in table.others(seat, awake) if are_lost else ():
+        seat.feed(PeerLost(other.peer))
+    table.now_s += 150.0
+    orders = seat.hear(awake, _reported(commit_on(table.genesis, [awake], lone=True)))
+    return table, seat, table.others(seat, awake), orders
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_who_slept_follows_no_lone_commit_before_the_other_voters_could_be_heard(are_lost: bool) -> None:
+    table, seat, others, orders = _lone_after_sleep(are_lost=are_lost)
+    assert not any(isinstance(order, Commit | PrepareSwitch) for order in orders)
+    for _ in range(18):
+        table.now_s += 0.5
+        seat.feed(RoundTicked())
+    for other in others:
+        seat.hear(other, heartbeat_of(other))
+    table.now_s += 2.0
+    assert lone_refused(seat.state, table.now_s), "they are most of the voters and stand where we do"
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_who_slept_follows_a_lone_commit_when_the_other_voters_stay_silent(are_lost: bool) -> None:
+    table, seat, _, _ = _lone_after_sleep(are_lost=are_lost)
+    for _ in range(40):
+        table.now_s += 0.5
+        seat.feed(RoundTicked())
+    assert not lone_refused(seat.state, table.now_s)
+
+
+def test_of_two_the_one_that_slept_follows_what_the_other_committed_alone() -> None:
+    """It is half of the voters: without the other it would go on alone as well, and one of both sides would be left."""
+    *_, orders = _lone_after_sleep(are_lost=False, num_peers=2)
+    assert any(isinstance(order, Commit) for order in orders)

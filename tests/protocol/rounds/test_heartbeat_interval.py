@@ -9,7 +9,7 @@ from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.queries import BEATS_TO_OPENER, SLOWEST_BEAT_S, opener_beats, slowest_beat_s
 from protocol.rounds.schedule.stagger import Stagger
-from protocol.rounds.state import RoundConfig, RoundState
+from protocol.rounds.state import Pulse, RoundConfig, RoundState
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 TARGET_TOKENS = 300_000
@@ -68,7 +68,7 @@ def test_the_next_opener_of_many_is_told_in_turns_while_the_round_is_far_and_by_
         assert opener_beats(seat.state) == every
         reported = []
         for one in table.live():
-            states = [replace(one.state, num_heartbeats=number) for number in range(every)]
+            states = [replace(one.state, pulse=Pulse(num_heartbeats=number)) for number in range(every)]
             now = [is_reported_to_opener(state, table.now_s) for state in states]
             assert now.count(True) == 1
             assert all(is_reported_to_opener(state, table.now_s + LONG_S - 100.0 - 4 * QUICK_S) for state in states)
@@ -88,7 +88,7 @@ def test_what_others_had_ready_is_taken_to_have_grown_since() -> None:
     """Each of four makes a tenth of the target in a hundred seconds: it takes 150 more."""
     table, seat = _met(tokens=TARGET_TOKENS // 10)
     assert 140.0 < until_due_s(seat.state, table.now_s) < 151.0
-    table.now_s += 50.0
+    table.wait(50.0)
     seat.feed(Progressed(TARGET_TOKENS * 3 // 20, True))
     assert 95.0 < until_due_s(seat.state, table.now_s) < 101.0
 

@@ -3,15 +3,26 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
+
+import pytest
 
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, RoundTicked
+from protocol.rounds.events import (
+    LeaveOrdered,
+    MessageArrived,
+    PeerLost,
+    PeersAnswered,
+    PeersListed,
+    Progressed,
+    RoundTicked,
+)
 from protocol.rounds.liveness import BUSY_TICK_S, can_wait, next_tick_s
-from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, Proposal, Settle
+from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVoteRequest, Proposal, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
-from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
+from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, idle_patience_s, is_alive, is_suspected, silence_s
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
 
@@ -132,6 +143,7 @@ def test_a_tick_that_comes_as_late_as_ticks_do_leaves_what_is_known_of_peers_alo
     known = seat.state.peers
     seat.feed(RoundTicked(lag_s=0.009))
     assert seat.state.peers is known
+    table.now_s += 0.7
     seat.feed(RoundTicked(lag_s=0.5))
     assert seat.state.peers is not known
 
@@ -154,6 +166,46 @@ def test_what_arrived_just_before_the_late_tick_is_not_believed_to_come_from_the
     seat.hear(other, heartbeat_of(other))
     seat.feed(RoundTicked(lag_s=60.0))
     assert seat.state.peers[other.peer].heard_at_s == table.now_s
+
+
+WAITING: Final = {
+    "a message": lambda seat, other: MessageArrived(other.peer, heartbeat_of(other), b""),
+    "answers": lambda seat, other: PeersAnswered(((other.peer, seat.table.now_s),)),
+    "a list": lambda seat, other: PeersListed((other.peer,)),
+    "progress": lambda seat, other: Progressed(100, True),
+}
+"""Events that may be handled first when a process goes on."""
+
+
+@pytest.mark.parametrize("first", WAITING)
+def test_whatever_comes_first_after_a_sleep_the_sleep_is_forgiven_before_and_only_once(first: str) -> None:
+    table = Table(5)
+    acquaint(table)
+    seat, other, *others = table.live()
+    seat.feed(RoundTicked())
+    seat.state = replace(seat.state, alone_since_s=table.now_s - 20.0)
+    slept_s, patience_s = 120.0, idle_patience_s(seat.state)
+    table.now_s += slept_s
+    seat.feed(WAITING[first](seat, other))
+    assert all(is_alive(seat.state, each.peer, table.now_s, patience_s) for each in others)
+    assert seat.state.alone_since_s is not None
+    waited_s = table.now_s - seat.state.alone_since_s
+    assert 20.0 <= waited_s < 21.0
+    seat.state = replace(seat.state, peers=MappingProxyType({}))  # nobody is there to end the patience
+    seat.feed(RoundTicked(lag_s=slept_s))
+    assert table.now_s - seat.state.alone_since_s == waited_s
+
+
+def test_a_tick_that_is_only_a_little_late_is_no_sleep() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, other = table.live()[:2]
+    seat.feed(RoundTicked())
+    known = seat.state.peers[other.peer]
+    table.now_s += next_tick_s(seat.state) + seat.state.config.suspect_after_s - 0.1
+    seat.feed(Progressed(100, True))
+    assert seat.state.peers[other.peer] == known
+    assert seat.state.pulse.woke_at_s is None
 
 
 # --- ticks and heartbeats -----------------------------------------------------------------------------------------------------
@@ -288,6 +340,34 @@ def test_who_says_goodbye_is_not_waited_for() -> None:
     assert DropMember(leaver.peer, "left") in opener.orders
     assert is_suspected(opener.state, leaver.peer, table.now_s)
     assert leaver.peer in opener.state.open.departures
+
+
+SPOKEN: Final = {
+    "a heartbeat": lambda seat, other: MessageArrived(other.peer, heartbeat_of(other), b""),
+    "heartbeats that waited": lambda seat, other: PeersAnswered((), ((heartbeat_of(other), seat.table.now_s),)),
+    "an answer": lambda seat, other: PeersAnswered(((other.peer, seat.table.now_s),)),
+    "its goodbye again": lambda seat, other: MessageArrived(other.peer, _leave(other), b""),
+    "a question": lambda seat, other: MessageArrived(
+        other.peer, PreVoteRequest(UNIT, seat.head.commit, Ballot(3, other.peer), 9.0), b""
+    ),
+    "bytes": lambda seat, other: RoundTicked(bringing=(other.peer,)),
+}
+"""Signs of life of a process."""
+
+
+@pytest.mark.parametrize("word", SPOKEN)
+def test_a_process_that_said_goodbye_and_goes_on_speaking_is_silent_from_its_goodbye_on(word: str) -> None:
+    """A take-over counts the time since it was last heard."""
+    table = Table(4)
+    acquaint(table)
+    seat, leaver = table.live()[:2]
+    seat.hear(leaver, _leave(leaver))
+    left_at_s = table.now_s
+    for _ in range(10):
+        table.now_s += 0.5
+        seat.feed(SPOKEN[word](seat, leaver))
+    assert seat.state.peers[leaver.peer].heard_at_s == left_at_s
+    assert silence_s(seat.state, leaver.peer, table.now_s) == 5.0
 
 
 def test_the_first_goodbye_on_a_base_stands() -> None:

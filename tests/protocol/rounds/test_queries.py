@@ -258,7 +258,7 @@ def test_a_reducer_that_is_no_member_is_no_witness() -> None:
     members = tuple(member for member in proposal.members if member.peer != lender.peer)
     opened = replace(seat.state.open, proposal=replace(proposal, members=members))
     seat.state = replace(seat.state, open=opened)
-    table.now_s += SUSPECT_AFTER_S + 1.0
+    table.wait(SUSPECT_AFTER_S + 1.0)
     seat.hear(lender, heartbeat_of(lender))
     assert is_suspected(seat.state, other.peer, table.now_s)
 
@@ -266,7 +266,7 @@ def test_a_reducer_that_is_no_member_is_no_witness() -> None:
 def test_a_member_whose_process_is_new_is_no_witness() -> None:
     table = Table(3)
     seat, other, restarted = _exchanging(table)
-    table.now_s += SUSPECT_AFTER_S + 1.0
+    table.wait(SUSPECT_AFTER_S + 1.0)
     seat.hear(restarted, replace(heartbeat_of(restarted), silent=()))
     assert not is_suspected(seat.state, other.peer, table.now_s), "its first process hears the other one"
     table.restart(restarted)

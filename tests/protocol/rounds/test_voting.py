@@ -356,21 +356,21 @@ def test_a_leader_whose_attempts_on_a_base_came_to_nothing_leaves_the_next_ones_
 def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() -> None:
     table = Table(3)
     voter, asker, opener = _asked(table)
-    table.now_s += SUSPECT_AFTER_S + 1.0
+    table.wait(SUSPECT_AFTER_S + 1.0)
     (ping,) = voter.hear(asker, _question(table, asker))
     assert isinstance(ping, SendHeartbeat)
     assert ping.to == (opener.peer,)
     assert voter.sent(PreVote) == []
-    table.now_s += 1.0
+    table.wait(1.0)
     voter.hear(opener, heartbeat_of(opener))
     voter.feed(RoundTicked())
     (vote,) = voter.sent(PreVote)
     assert isinstance(vote, PreVote)
     assert "is alive" in vote.objection
 
-    table.now_s += 10.0
+    table.wait(10.0)
     voter.hear(asker, _question(table, asker))
-    table.now_s += voter.state.config.suspect_after_s
+    table.wait(voter.state.config.suspect_after_s)
     voter.feed(RoundTicked())
     agreed = voter.sent(PreVote)[-1]
     assert isinstance(agreed, PreVote)
@@ -417,7 +417,7 @@ def test_a_running_attempt_is_a_reason_to_wait_until_it_has_had_its_time() -> No
     voter, asker, *_ = table.others(opener)
     assert "is under way" in _vote(voter.hear(asker, _question(table, asker)))
     assert "leading attempt 0" in _vote(opener.hear(asker, _question(table, asker)))
-    table.now_s += 100.0
+    table.wait(100.0)
     voter.hear(opener, heartbeat_of(opener))
     assert _vote(voter.hear(asker, _question(table, asker))) == ""
 

@@ -9,7 +9,7 @@ def _meter(num_chunks: int = 4) -> UploadMeter:
     meter = UploadMeter()
     meter.begin(10.0)
     for chunk in range(num_chunks):
-        meter.want(chunk, 100)
+        meter.want(chunk, 100, 10.0)
     return meter
 
 
@@ -44,7 +44,7 @@ def _late_meter(last_s: float = 5.0) -> UploadMeter:
     meter = UploadMeter(last_s)
     meter.begin(100.0)
     for chunk in range(4):
-        meter.want(chunk, 1000)
+        meter.want(chunk, 1000, 100.0)
     meter.sent(0, 1000, 104.0)
     return meter
 
@@ -72,7 +72,7 @@ def test_no_upload_is_late_while_its_first_connections_may_be_made(last_s: float
     meter = UploadMeter(last_s)
     meter.begin(100.0)
     for chunk in range(4):
-        meter.want(chunk, 1000)
+        meter.want(chunk, 1000, 100.0)
     meter.sent(0, 1000, 100.5)
     assert meter.late_s(100.0 + LATE_AFTER_S) == 0.0
     assert meter.late_s(100.1 + LATE_AFTER_S) > LATE_AFTER_S
@@ -82,7 +82,7 @@ def test_a_few_bytes_tell_no_pace() -> None:
     meter = UploadMeter(5.0)
     meter.begin(100.0)
     for chunk in range(1000):
-        meter.want(chunk, 100_000)
+        meter.want(chunk, 100_000, 100.0)
     meter.sent(0, 100_000, 130.0)
     assert meter.late_s(130.1) == 0.0
     for chunk in range(1, 5):
@@ -92,7 +92,7 @@ def test_a_few_bytes_tell_no_pace() -> None:
 
 def test_a_chunk_that_is_sent_twice_counts_once() -> None:
     meter = _meter()
-    meter.want(3, 100)  # its slice has another reducer now
+    meter.want(3, 100, 12.0)  # its slice has another reducer now
     for chunk in (0, 1, 2, 3, 3):
         meter.sent(chunk, 100, 18.0)
     assert meter.seconds(99.0) == 8.0
@@ -106,6 +106,34 @@ def test_what_need_not_be_sent_any_more_is_not_waited_for() -> None:
     for chunk in (2, 3):
         meter.spare(chunk)
     assert meter.seconds(99.0) == 8.0
+
+
+@pytest.mark.parametrize("num_sent", [0, 1, 3])
+def test_the_wait_until_a_slice_is_taken_from_a_reducer_that_took_nothing_is_not_of_the_upload(num_sent: int) -> None:
+    """Each such reducer would make the deadlines that follow twice as long."""
+    meter = _meter(num_sent + 2)
+    for chunk in range(num_sent):
+        meter.sent(chunk, 100, 11.0)
+    for taken_s in (40.0, 80.0):
+        for chunk in (num_sent, num_sent + 1):
+            meter.spare(chunk)
+        for chunk in (num_sent, num_sent + 1):
+            meter.want(chunk, 100, taken_s)
+        assert meter.late_s(taken_s + 1.0) == 0.0
+    meter.sent(num_sent, 100, 80.5)
+    meter.sent(num_sent + 1, 100, 80.75)
+    assert meter.seconds(99.0) == pytest.approx((1.0 if num_sent else 0.0) + 0.75)
+    assert meter.late_s(99.0) == 0.0
+
+
+def test_a_line_that_still_sends_while_a_slice_moves_is_measured_without_a_break() -> None:
+    meter = _meter()
+    meter.sent(0, 100, 12.0)
+    meter.spare(3)
+    meter.want(3, 100, 18.0)
+    for chunk in (1, 2, 3):
+        meter.sent(chunk, 100, 20.0)
+    assert meter.seconds(99.0) == 10.0
 
 
 def test_an_upload_of_nothing_has_no_measure() -> None:
@@ -123,7 +151,7 @@ def _streams(meter: UploadMeter, num_bytes: int, *ends_s: float) -> None:
         for step in range(10)
     )
     for _, chunk in leaving:
-        meter.want(chunk, num_bytes)
+        meter.want(chunk, num_bytes, 10.0)
     for now_s, chunk in leaving:
         meter.sent(chunk, num_bytes, now_s)
 
