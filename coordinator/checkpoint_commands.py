@@ -71,7 +71,8 @@ def _fetch_command(load_models: LoadModels) -> Callable[..., None]:
         line = "".join("".join(invite or ()).split())
         model, path = fetch_checkpoint(load_models(), line, run, state_dir, out)
         typer.echo(f"fetched: round {model.units[0].state.index} of {model.manifest.config.run.name}, {model.proof}")
-        typer.echo(f"in {path}; next: potluck generate {path}, or potluck checkpoint export {path} OUT_DIR")
+        typer.echo(f"its folder: {path}")
+        typer.echo("next: potluck generate FOLDER --prompt TEXT, or potluck checkpoint export FOLDER OUT_DIR")
 
     return checkpoint_fetch
 

@@ -5,6 +5,7 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -184,12 +185,10 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
 async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
-    http_port = config.http_port or await host.writer.run(partial(kept_http_port, http_host=config.http_host))
-    listener = bind_http(config.http_host, http_port)
-    await host.writer.run(partial(keep_http_port, port=int(listener.getsockname()[1])))
+    listener = await _bind_page(host, config.http_host, config.http_port)
     public = None
     if config.public_http_port is not None:
-        public = bind_http(config.public_http_host, config.public_http_port, flag="--public-http-port")
+        public = await _bind_page(host, config.public_http_host, config.public_http_port, is_public=True)
     reach = await host.writer.run(known_reach)
     node = _Node(reach.bootstrap if reach is not None else ())
     async with (
@@ -227,6 +226,15 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
                     if keeper is not None:
                         work.start_soon(keeper.run)
                     _serve_checkpoints(host, network, keeper)
+
+
+async def _bind_page(host: HostDaemon, http_host: str, port: int, *, is_public: bool = False) -> socket.socket:
+    """Listen for a page on this port; for 0 on that of the last start, so that an address given to others stays right."""
+    if not port:
+        port = await host.writer.run(partial(kept_http_port, http_host=http_host, is_public=is_public))
+    listener = bind_http(http_host, port, flag="--public-http-port" if is_public else "--http-port")
+    await host.writer.run(partial(keep_http_port, port=int(listener.getsockname()[1]), is_public=is_public))
+    return listener
 
 
 @dataclass

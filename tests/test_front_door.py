@@ -455,6 +455,11 @@ def test_logs_shows_the_newest_lines_readable(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["T [info     ] joined number=3", "T [info     ] joined number=4"]
 
 
+def test_logs_of_a_folder_without_a_log_says_so_with_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert f"no log at {tmp_path}/logs/" in _one_line(_potluck("logs", "--state-dir", str(tmp_path)), 3)
+
+
 def test_logs_follows_until_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,11 +127,13 @@ class LocalCommands:
         ] = 50,
     ) -> None:
         """Show the log of the host and the peer of this machine, running or not."""
-        from averaging.host.log_file import LOG_FOLDER, LogTail, readable
+        from averaging.host.log_file import LOG_FOLDER, LogTail, log_files, readable
 
-        tails = [
-            (kind.LOG_NAME, LogTail(folder / LOG_FOLDER / kind.LOG_NAME)) for kind, folder in self._found(state_dir)
-        ]
+        paths = {kind.LOG_NAME: folder / LOG_FOLDER / kind.LOG_NAME for kind, folder in self._found(state_dir)}
+        if not follow and not any(path.is_file() for last in paths.values() for path in log_files(last)):
+            where = " or ".join(str(path) for path in paths.values())
+            raise ConfigError(f"no log at {where}", "a host or a peer that ran", "see: potluck status")
+        tails = [(name, LogTail(path)) for name, path in paths.items()]
         with ExitStack() as stack:
             for name, tail in tails:
                 stack.callback(tail.close)

@@ -32,6 +32,7 @@ MAX_PORT: Final = 65_535
 _ANY: Final = ("0.0.0.0", "::", "")
 _ANNOUNCED_KEY: Final = "announce host"
 _HTTP_KEY: Final = "http port"
+_PUBLIC_KEY: Final = "public http port"
 _TRIES: Final = 32
 """Free ports that are tried until the one after it is free, too."""
 
@@ -228,18 +229,20 @@ def _check_free(name: str, port: int, listens_on: tuple[str, ...], host: str, re
         each.close()
 
 
-def kept_http_port(ledger: Ledger, http_host: str) -> int:
-    """The port of the status page at the last start; 0, for any free one, if it is in use or not known. Blocks."""
-    port = int(ledger.get(_HTTP_KEY) or 0)
+def kept_http_port(ledger: Ledger, http_host: str, *, is_public: bool = False) -> int:
+    """The port of the status page, or of the public page, at the last start; 0, for any free one, if it is in use or not known.
+    Blocks.
+    """
+    port = int(ledger.get(_PUBLIC_KEY if is_public else _HTTP_KEY) or 0)
     try:
         return port if port and is_free(listen_addresses(http_host), port) else 0
     except MachineError:  # an unknown name, which the start itself reports
         return 0
 
 
-def keep_http_port(ledger: Ledger, port: int) -> None:
-    """Remember the port of the status page for the next start."""
-    ledger.put(_HTTP_KEY, str(port).encode("ascii"))
+def keep_http_port(ledger: Ledger, port: int, *, is_public: bool = False) -> None:
+    """Remember the port of the status page, or of the public page, for the next start."""
+    ledger.put(_PUBLIC_KEY if is_public else _HTTP_KEY, str(port).encode("ascii"))
 
 
 def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:

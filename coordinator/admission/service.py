@@ -22,6 +22,7 @@ from coordinator.policy.admission import (
     decide_admission,
     decide_renewal,
     invite_error,
+    run_over_error,
 )
 from coordinator.progress.run_core import Phase
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
@@ -275,14 +276,17 @@ class CoordinatorService:
         return pb.BandwidthReply(padding=padding).SerializeToString()
 
     async def _allow_probe(self, body: pb.DialBackRequest | pb.BandwidthRequest | pb.DescribeRequest) -> None:
-        """Refuse a caller that has neither a valid invite with uses left nor an admission."""
-        if not body.invite_secret:
+        """Refuse a caller that has neither a valid invite with uses left nor an admission, and everybody once the run is over."""
+        is_run_over = self._tracker.state.phase is Phase.FINISHED
+        if body.invite_secret:
+            secret_hash, now_unix_s = hash_secret(body.invite_secret), self._clock.unix_s()
+            error = invite_error(await self._ledger.run(lambda ledger: ledger.invite(secret_hash)), now_unix_s)
+            if error is not None:
+                raise error
+        else:
             await self._open(body.sealed.SerializeToString(), PROBE_DOMAIN)
-            return
-        secret_hash, now_unix_s = hash_secret(body.invite_secret), self._clock.unix_s()
-        error = invite_error(await self._ledger.run(lambda ledger: ledger.invite(secret_hash)), now_unix_s)
-        if error is not None:
-            raise error
+        if is_run_over:
+            raise run_over_error()
 
     async def open_watch(self, request: bytes) -> PeerId:
         """Check a request to watch the run. Returns the sender. Raises as `report`."""

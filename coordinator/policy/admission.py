@@ -102,12 +102,17 @@ def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | N
     if facts.is_banned:
         return RefusedError(f"peer {facts.peer} is banned from this run", "a peer in good standing", "ask the host")
     if facts.is_run_over:
-        return RunOverError(
-            "the run has ended",
-            "a run in progress",
-            "members get its model with: potluck checkpoint fetch; others ask the host for it",
-        )
+        return run_over_error()
     return None
+
+
+def run_over_error() -> RunOverError:
+    """The answer to everybody who wants to take part in a run that is complete."""
+    return RunOverError(
+        "the run has ended",
+        "a run in progress",
+        "members get its model with: potluck checkpoint fetch; others ask the host for it",
+    )
 
 
 def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError | None:

@@ -40,9 +40,12 @@ def read_daemon(folder: Path) -> DaemonView:
     try:
         status = fetch_status(folder)
     except UnreachableError as error:
-        # Damage may be why it does not run.
-        damage = [str(row["note"]) for row in runs(folder) if row["note"]]
-        return DaemonView("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
+        hosted = runs(folder)
+        is_over = any(row["phase"] == "finished" for row in hosted)
+        over = ["the run is complete; a host only shows its page and gives its checkpoints"] if is_over else []
+        damage = [str(row["note"]) for row in hosted if row["note"]]  # it may be why it does not run
+        note = "; ".join([error.one_line(), *over, *damage])
+        return DaemonView("host", str(folder), is_running=False, note=note, status={})
     peers, rounds = rows_of(status.get("peers")) + rows_of(status.get("away")), rows_of(status.get("rounds"))
     return DaemonView("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
 

@@ -49,7 +49,15 @@ from peer.membership.kept_addresses import read_kept, with_kept
 from peer.membership.saved_membership import is_known, last_run_folder, load_membership, run_folder
 from peer.settings.config import PeerConfig
 from peer.status.local_view import read_daemon
-from protocol.errors import CallTimeout, MachineError, PotluckError, RefusedError, RemoteProtocolError, VersionError
+from protocol.errors import (
+    CallTimeout,
+    MachineError,
+    PotluckError,
+    RefusedError,
+    RemoteProtocolError,
+    RunOverError,
+    VersionError,
+)
 from protocol.host.calls import DIAL_BACK_NONCE_BYTES, MAX_PROBE_BYTES, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
 from protocol.identity.envelope import first_sequence, next_session
 from protocol.identity.identity import Identity
@@ -193,7 +201,7 @@ async def _ask(config: PeerConfig, way: Way, own: OwnPeer | None) -> HostReading
                 bulk = None if isinstance(reach, OwnPeer) else await _bulk_reach_of(config, way.proof, client, reach)
                 line = await _line(way.proof, client)
                 return HostReadings(answer, reach, line, bulk=bulk, needed_bits_per_s=way.needed_bits_per_s)
-            except RefusedError as error:
+            except (RefusedError, RunOverError) as error:
                 return HostReadings(answer, refusal=HostRefusal(_cause(error), error.remedy))
     except PotluckError as error:
         return HostReadings(_no_answer(error, is_needed=way.is_needed or isinstance(error, VersionError)))
@@ -224,7 +232,7 @@ async def reach_of(
     """Listen as a peer would, and let the host try to connect; None if the owner takes no connections.
 
     Raises:
-        RefusedError: the host would not admit us.
+        RefusedError, RunOverError: the host would not admit us.
     """
     if config.no_listen:
         return None
@@ -299,8 +307,8 @@ async def _line(proof: ProbeProof, client: CoordinatorClient) -> Line | Unread:
 
 
 def _unread(error: PotluckError) -> Unread:
-    """The error as a missing reading. Raises RefusedError if the host would not admit us, which is a finding of its own."""
-    if isinstance(error, RefusedError):
+    """The error as a missing reading. Raises it if the host would not admit us, which is a finding of its own."""
+    if isinstance(error, RefusedError | RunOverError):
         raise error
     return Unread(error.one_line())
 

@@ -13,6 +13,7 @@ from typing import Final
 from peer.training.plan.owned_cards_core import OwnedCard
 from protocol.identity.key_disk import EXPECTED, REMEDY
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
+from protocol.tables import in_bytes
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
@@ -405,17 +406,18 @@ def _disk(disk: Disk | Unread, run_disk_bytes: int) -> Finding:
         return Finding("disk", Level.FAIL, found, REMEDY)
     needed_bytes = disk.cache_bytes + run_disk_bytes
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
-    found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
-    # Without a run the model's size is unknown; only the data has a limit.
-    takes = f"{'the last run' if run_disk_bytes else 'data'} takes up to {in_gib(needed_bytes)}"
-    if disk.taken_bytes:
-        takes += f", {in_gib(disk.taken_bytes)} of it there"
-    fix = "free some, or choose another disk with --state-dir; keep less data with POTLUCK_PEER_CACHE_BYTES"
+    found = f"{in_bytes(disk.free_bytes)} free at {disk.folder}"
+    fix = "free some, or choose another disk with --state-dir"
     if disk.free_bytes < DISK_LEAST_BYTES:
-        return Finding("disk", Level.FAIL, f"{found}, {takes}", fix)
+        return Finding("disk", Level.FAIL, f"{found}; a peer needs {in_bytes(DISK_LEAST_BYTES)} for itself", fix)
+    # Without a run its size is unknown; only its data has a limit.
+    takes = f"{'the last run' if run_disk_bytes else 'the data of a run'} takes at most {in_bytes(needed_bytes)}"
+    if disk.taken_bytes:
+        takes += f", {in_bytes(disk.taken_bytes)} of it there"
     if disk.free_bytes < missing_bytes:
-        return Finding("disk", Level.WARN, f"{found}, {takes}", fix)
-    return Finding("disk", Level.OK, f"{found}, {takes}")
+        fix += "; or allow less data with --cache-bytes"
+        return Finding("disk", Level.WARN, f"{found}; {takes}", fix)
+    return Finding("disk", Level.OK, f"{found}; {takes}")
 
 
 def _sockets(sockets: Sockets | Unread) -> Finding:

@@ -16,7 +16,7 @@ from peer.checks.machine_core import Unread
 from peer.checks.reach_core import has_owners_word, is_outbound_only, outbound_sentence
 from peer.membership.coordinator_client import CoordinatorClient, ProbeProof
 from peer.settings.config import PeerConfig
-from protocol.errors import RefusedError
+from protocol.errors import RefusedError, RunOverError
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ async def _ask(
     try:
         with trio.move_on_after(WITHIN_S):
             found = await reach_of(config, ProbeProof(b"", credential), client)
-    except RefusedError as error:
+    except (RefusedError, RunOverError) as error:
         found = Unread(error.one_line())
     if not isinstance(found, ReachReport):
         log.info("reach_not_known", reason=str(found))

@@ -91,7 +91,8 @@ def read_model(path: Path, expert: int = 0) -> CheckpointModel:
     try:
         data = (path / _MANIFEST_NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(f"no checkpoint at {path}", f"a folder with {_MANIFEST_NAME}", remedy) from error
+        expected = f"a round or name in the list, or a folder with {_MANIFEST_NAME}"
+        raise ConfigError(f"no checkpoint at {path}", expected, remedy) from error
     except OSError as error:
         raise _unreadable(path, f"{_MANIFEST_NAME}: {error.strerror}") from error
     manifest = _open_manifest(path, data)

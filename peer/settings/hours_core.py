@@ -24,7 +24,7 @@ _PAUSE: Final = re.compile(
 _PAUSE_MINUTES: Final = {"bare": 1, "days": DAY_MINUTES, "hours": 60, "minutes": 1}
 
 _SPAN: Final = re.compile(
-    r"(?P<first>[a-z]+)(-(?P<last>[a-z]+))? +(?P<start>[0-9]{2}:[0-9]{2})-(?P<stop>[0-9]{2}:[0-9]{2})"
+    r"((?P<first>[a-z]+)(-(?P<last>[a-z]+))? +)?(?P<start>[0-9]{1,2}:[0-9]{2})-(?P<stop>[0-9]{1,2}:[0-9]{2})"
 )
 _EXAMPLE: Final = '"mon-fri 22:00-07:00, sat-sun 00:00-24:00"'
 
@@ -50,7 +50,8 @@ class WeeklyHours:
 
 
 def parse_hours(text: str) -> WeeklyHours:
-    """The spans in `text`. A span that ends before it begins runs into the next day. Adjacent spans are joined.
+    """The spans in `text`. Without days, a span is of every day. One that ends before it begins runs into the next day. Adjacent spans
+    are joined.
 
     Raises:
         ConfigError: any other text; names the part that is wrong.
@@ -90,7 +91,8 @@ def _week_spans(part: str) -> list[tuple[int, int]]:
     found = _SPAN.fullmatch(part)
     if found is None:
         raise _wrong(repr(part[:40]), f"days and times as in {_EXAMPLE}")
-    first, last = _day(found["first"]), _day(found["last"] or found["first"])
+    begin_day = found["first"] or DAYS[0]
+    first, last = _day(begin_day), _day(found["last"] or found["first"] or DAYS[-1])
     start, stop = _minute(found["start"], is_end=False), _minute(found["stop"], is_end=True)
     if start == stop:
         raise _wrong(repr(part), "an end other than the beginning; a whole day is 00:00-24:00")
@@ -111,7 +113,7 @@ def _day(name: str) -> int:
 
 
 def _minute(text: str, *, is_end: bool) -> int:
-    hour, minute = int(text[:2]), int(text[3:])
+    hour, minute = map(int, text.split(":"))
     if is_end and (hour, minute) == (24, 0):
         return DAY_MINUTES
     if hour > 23 or minute > 59:

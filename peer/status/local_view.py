@@ -39,9 +39,8 @@ def read_daemon(folder: Path) -> DaemonView:
         status, peers, rounds = _ask(folder)
         return DaemonView("peer", str(folder), True, "", status, _lines(status), peers, rounds)
     except UnreachableError as away:
-        ban = _ban(folder)
-        note = away.one_line() if not ban else f"no peer runs from {folder}: {ban}; ask the host, or join another run"
         left = last_status(folder)
+        note = _note(folder, left) or away.one_line()
         if left is None:
             return DaemonView("peer", str(folder), is_running=False, note=note, status={})
         status = left.model_dump(mode="json")
@@ -60,6 +59,15 @@ def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
 
         raise UnreachableError(f"no peer runs from {folder}", "", f"start it with: {join_command(folder)}") from error
     return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
+
+
+def _note(folder: Path, left: PeerStatus | None) -> str:
+    """Why starting the peer again is of no use; empty where it is."""
+    if ban := _ban(folder):
+        return f"no peer runs from {folder}: {ban}; ask the host, or join another run"
+    if left is not None and left.state == "finished":
+        return f"no peer runs from {folder}: its run is complete"
+    return ""
 
 
 def _ban(folder: Path) -> str:

@@ -82,6 +82,15 @@ def test_status_page_keeps_its_port_where_it_is_free(tmp_path: Path) -> None:
         assert kept_http_port(ledger, "nowhere.invalid") == 0
 
 
+def test_public_page_keeps_a_port_of_its_own(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        own, public = _free_port(), _free_port()
+        keep_http_port(ledger, own)
+        keep_http_port(ledger, public, is_public=True)
+        assert kept_http_port(ledger, "127.0.0.1") == own
+        assert kept_http_port(ledger, "127.0.0.1", is_public=True) == public
+
+
 def test_one_port_for_two_services_is_a_wrong_value_and_both_flags_are_named(tmp_path: Path) -> None:
     port = _free_port()
     config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", grpc_port=port, p2p_port=port)

@@ -11,7 +11,14 @@ import trio
 
 from coordinator.ledger.ledger import open_ledger
 from coordinator.progress.run_core import Phase
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError, VersionError
+from protocol.errors import (
+    PotluckError,
+    RefusedError,
+    RemoteProtocolError,
+    RunOverError,
+    SupersededError,
+    VersionError,
+)
 from protocol.host.calls import START_DOMAIN, decode_admit_reply, decode_checkpoints
 from protocol.host.report_delta import report_digest, shortened
 from protocol.host.reports import HeldoutResult, PeerReport, decode_report_reply
@@ -321,6 +328,18 @@ async def test_probe_wants_a_good_invite_or_an_admitted_peer_and_uses_nothing_up
         await trio.sleep(60)
         with pytest.raises(RefusedError, match="expired"):
             await host.service.bandwidth(asking(invite_secret=SECRET), "10.0.0.1")
+
+
+async def test_probe_of_a_run_that_is_over_says_so(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        chain = await start(host)
+        chain.commit()
+        chain.commit()
+        report = PeerReport("training", "", UNIT, certificates=tuple(chain.certificates))
+        assert decode_report_reply(await host.service.report(host.report(PEERS[0], report))).phase == "finished"
+        sealed = pb.Sealed.FromString(host.sealed(PEERS[0], "potluck probe"))
+        with pytest.raises(RunOverError, match="the run has ended"):
+            await host.service.bandwidth(pb.BandwidthRequest(sealed=sealed).SerializeToString(), "10.0.0.1")
 
 
 async def test_run_starts_when_peers_are_ready_and_watchers_hear_it(tmp_path: Path, autojump_clock: object) -> None:

@@ -12,6 +12,7 @@ import trio
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import STATUS_ADDRESS_FILE
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
+from coordinator.status import local_view
 from coordinator.status.local_view import folder_of, is_here, read_daemon
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.status_page import RunSource, status_app
@@ -52,6 +53,16 @@ def test_stopped_host_says_what_to_do(tmp_path: Path) -> None:
     assert "is damaged" not in found.note
     (tmp_path / LEDGER_FILE).write_bytes(b"no database")
     assert f"the ledger {tmp_path / LEDGER_FILE} is damaged" in read_daemon(tmp_path).note
+
+
+def test_stopped_host_of_a_complete_run_says_what_a_start_is_good_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _remember(tmp_path, "http://127.0.0.1:9")
+    monkeypatch.setattr(local_view, "runs", lambda _folder: [{"phase": "finished", "note": ""}])
+    assert read_daemon(tmp_path).note.endswith(
+        "; the run is complete; a host only shows its page and gives its checkpoints"
+    )
 
 
 def test_folder_is_the_one_given_or_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import trio.testing
 
 from averaging.host.daemon_views import DaemonView
 from averaging.network.seams.clocks import SystemClock
+from coordinator.progress.run_core import Phase
 from peer.checks import host_readings
 from peer.checks.doctor import run_doctor
 from peer.checks.host_core import Answer, HostReadings, Line, NoAnswer, OwnPeer, PortTaken, ReachReport
@@ -163,6 +165,15 @@ async def test_invite_that_the_host_would_refuse_is_told_before_anybody_joins(tm
         assert readings.refusal is not None
         assert "did not make" in readings.refusal.found
         assert "ask the host for a new one" in readings.refusal.fix
+
+
+async def test_run_that_has_ended_is_told_before_anybody_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (host, _, address):
+        over = replace(host.tracker.state, phase=Phase.FINISHED)
+        monkeypatch.setattr(type(host.tracker), "state", property(lambda _: over))
+        readings = await ask(config(tmp_path), invite(host, address))
+        assert readings.refusal is not None
+        assert readings.refusal.found == "the run has ended; expected a run in progress"
 
 
 async def test_checks_too_often_are_unread_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -178,11 +178,16 @@ def test_memory(available_bytes: int, num_parameters: int, level: Level, says: s
 @pytest.mark.parametrize(
     ("disk", "run_disk_bytes", "level", "says"),
     [
-        (Disk("/state", True, 2 * GIB, 0, 2 * GIB), 0, Level.OK, "data takes up to 2.0 GiB"),
+        (Disk("/state", True, 2 * GIB, 0, 2 * GIB), 0, Level.OK, "the data of a run takes at most 2.1 GB"),
         (Disk("/state", True, 2 * GIB - 1, 0, 2 * GIB), 0, Level.WARN, "--state-dir"),
-        (Disk("/state", True, GIB, GIB, 2 * GIB), 0, Level.OK, "1.0 GiB of it there"),
-        (Disk("/state", True, DISK_LEAST_BYTES - 1, 2 * GIB, 2 * GIB), 0, Level.FAIL, "free some"),
-        (Disk("/state", True, 100 * GIB, 0, 2 * GIB), 110 * GIB, Level.WARN, "the last run takes up to 112.0 GiB"),
+        (Disk("/state", True, GIB, GIB, 2 * GIB), 0, Level.OK, "1.1 GB of it there"),
+        (
+            Disk("/state", True, DISK_LEAST_BYTES - 1, 2 * GIB, 2 * GIB),
+            0,
+            Level.FAIL,
+            "67.1 MB free at /state; a peer needs 67.1 MB",
+        ),
+        (Disk("/state", True, 100 * GIB, 0, 2 * GIB), 110 * GIB, Level.WARN, "the last run takes at most 120.3 GB"),
         (Disk("/state", False, 100 * GIB, 0, 2 * GIB), 0, Level.FAIL, "cannot be written"),
         (Disk("/state", True, 100 * GIB, 0, 2 * GIB, "has no file locks"), 0, Level.FAIL, "another disk"),
     ],

@@ -44,6 +44,11 @@ def test_spans_that_touch_or_overlap_become_one() -> None:
     assert parse_hours("mon-sun 00:00-24:00").spans == ((0, WEEK_MINUTES),)
 
 
+def test_hours_without_days_are_those_of_every_day_and_a_leading_zero_may_be_left_out() -> None:
+    assert parse_hours("22:00-7:00") == parse_hours("mon-sun 22:00-07:00")
+    assert parse_hours("mon 9:00-10:00") == parse_hours("mon 09:00-10:00")
+
+
 @pytest.mark.parametrize(
     ("minute", "opening"),
     [(_minute(0, 12), "Mon 22:00"), (_minute(4, 12), "Fri 22:00"), (0, "Mon 22:00")],
@@ -62,7 +67,8 @@ def test_next_opening_may_lie_in_the_next_week() -> None:
         ("weekends", "'weekends'"),
         ("mon", "'mon'"),
         ("mon 22:00", "'mon 22:00'"),
-        ("mon 9:00-10:00", "'mon 9:00-10:00'"),
+        ("mon 9:0-10:00", "'mon 9:0-10:00'"),
+        ("09:00", "'09:00'"),
         ("mon 09:00-10:00,", "''"),
         ("mon 09:00-10:00;tue 09:00-10:00", "'mon 09:00"),
         ("monday 09:00-10:00", "the day 'monday'"),

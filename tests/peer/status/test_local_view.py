@@ -67,6 +67,12 @@ def test_peer_that_does_not_run_is_told_in_one_sentence_without_the_error_of_the
     assert note == f"no peer runs from {tmp_path}; start it with: potluck join --state-dir {tmp_path}"
 
 
+def test_peer_of_a_complete_run_is_not_to_be_started_again(tmp_path: Path) -> None:
+    _reported_to_answer_at(tmp_path, "http://127.0.0.1:9")
+    write_final_status(tmp_path, STATUS.model_copy(update={"state": "finished"}))
+    assert read_daemon(tmp_path).note == f"no peer runs from {tmp_path}: its run is complete"
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"peer": 5}'], ids=range(5))
 def test_damaged_files_are_as_good_as_none(tmp_path: Path, damage: bytes) -> None:
     for name in (FINAL_STATUS_FILE, STATUS_ADDRESS_FILE):
