@@ -106,12 +106,25 @@ def uv() -> str:
 
 
 def find_python(wanted: str) -> Path | None:
-    """The interpreter of a version such as 3.12, or at a path; None if this machine has none. Downloads nothing."""
+    """The interpreter of a version such as 3.12, or at a path; None if this machine has none. Downloads nothing.
+
+    pyenv's interpreters count, too: its programs on PATH start only those that its owner chose.
+    """
     try:
         found = run([uv(), "python", "find", "--no-python-downloads", "--no-project", "--system", wanted])
     except Failed:
-        return None
+        return of_pyenv(wanted, Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"))
     return Path(found.strip().splitlines()[-1])
+
+
+def of_pyenv(wanted: str, root: Path) -> Path | None:
+    """The newest interpreter of a version such as 3.12 that pyenv has below `root`; None if there is none."""
+    found = [path for path in root.glob(f"versions/{wanted}.*/bin/python") if _is_release(path.parents[1].name)]
+    return max(found, key=lambda path: [int(number) for number in path.parents[1].name.split(".")], default=None)
+
+
+def _is_release(name: str) -> bool:
+    return all(number.isdecimal() for number in name.split("."))
 
 
 def new_environment(folder: Path, python: Path, *, with_pip: bool = False) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.running import COMMAND_LIMIT_S, Failed, bare, run
+from tests.install.running import COMMAND_LIMIT_S, Failed, bare, of_pyenv, run
 
 
 def test_command_that_fails_is_told_with_the_end_of_what_it_said(tmp_path: Path) -> None:
@@ -43,3 +43,13 @@ def test_environment_that_brings_a_compiler_or_git_proves_nothing(tmp_path: Path
     (tmp_path / "bin/gcc").touch()
     with pytest.raises(Failed, match="has gcc"):
         bare(tmp_path / "bin/python", tmp_path / "home")
+
+
+def test_newest_release_of_a_version_is_found_among_those_of_pyenv(tmp_path: Path) -> None:
+    for name in ("3.12.9", "3.12.10", "3.12.11rc1", "3.1.4", "3.13.0", "3.12.x"):
+        python = tmp_path / "versions" / name / "bin/python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+    assert of_pyenv("3.12", tmp_path) == tmp_path / "versions/3.12.10/bin/python"
+    assert of_pyenv("3.14", tmp_path) is None
+    assert of_pyenv("3.12", tmp_path / "nowhere") is None
