@@ -8,6 +8,7 @@ from any donor.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -34,6 +35,9 @@ from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.run.experts_section import MAX_ROUTER_BYTES
 from protocol.tensors.expert_schema import MAX_EXPERTS
+
+_NO_MAPPING: Final = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
+"""Errors of file systems that map no files."""
 
 TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start"]
@@ -332,11 +336,49 @@ class ShardCache:
         self._checked.add(entry.sha256)
 
 
+class _Shard(Protocol):
+    """The tokens of a shard, as an array gives them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> Tokens: ...
+
+
+class _ReadShard:
+    """A shard on a file system that maps no files, as some in user space. Each part is read from the file."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path, self._kind = path, np.dtype(kind)
+        self._num_tokens = path.stat().st_size // self._kind.itemsize
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def __getitem__(self, span: slice, /) -> Tokens:
+        start, stop, _ = span.indices(self._num_tokens)
+        with self._path.open("rb") as file:
+            data = os.pread(file.fileno(), (stop - start) * self._kind.itemsize, start * self._kind.itemsize)
+        if len(data) != (stop - start) * self._kind.itemsize:
+            raise StorageError(f"{self._path} ends early", "a shard of the run's data", "restore a copy")
+        tokens: Tokens = np.frombuffer(data, dtype=self._kind)
+        return tokens
+
+
+def _opened(path: Path, kind: str) -> _Shard:
+    try:
+        mapped: Tokens = np.memmap(path, dtype=kind, mode="r")
+    except OSError as error:
+        if error.errno not in _NO_MAPPING:
+            raise
+        return _ReadShard(path, kind)
+    return mapped
+
+
 class TokenReader:
-    """One part of the data set as a single long sequence of tokens, mapped from its shards."""
+    """One part of the data set as a single long sequence of tokens, mapped from its shards if the file system can."""
 
     def __init__(self, paths: Sequence[Path], token_bytes: TokenBytes = 2) -> None:
-        self._shards: list[Tokens] = [np.memmap(path, dtype=f"<u{token_bytes}", mode="r") for path in paths]
+        self._shards = [_opened(path, f"<u{token_bytes}") for path in paths]
         self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
 
     @property

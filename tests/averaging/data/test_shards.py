@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -118,6 +120,28 @@ def test_the_cache_stays_within_its_bound(tmp_path: Path) -> None:
         cache.put(_entry(large), large)
     assert cache.has(_entry(small))
     assert not cache.has(_entry(large))
+
+
+@pytest.mark.parametrize("token_bytes", [2, 4])
+def test_a_file_system_that_maps_no_files_gives_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_bytes: Literal[2, 4]
+) -> None:
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for path, begin in zip(paths, (0, 100), strict=True):
+        path.write_bytes(np.arange(begin, begin + 100, dtype=f"<u{token_bytes}").tobytes())
+    mapped = TokenReader(paths, token_bytes)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(np, "memmap", refuses)
+    read = TokenReader(paths, token_bytes)
+    assert read.num_tokens == mapped.num_tokens == 200
+    for start, num_tokens in ((0, 7), (95, 10), (150, 50)):
+        assert np.array_equal(read.read(start, num_tokens), mapped.read(start, num_tokens))
+    paths[1].write_bytes(b"")
+    with pytest.raises(StorageError, match="ends early"):
+        read.read(95, 10)
 
 
 def test_a_shard_of_wide_tokens_is_read_as_wide_tokens(tmp_path: Path) -> None:
