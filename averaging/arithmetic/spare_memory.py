@@ -18,7 +18,8 @@ import platform
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,10 +28,12 @@ import numpy.typing as npt
 import trio
 
 MOST_SPARE: Final = 3
-"""Pieces kept of each length for bytes: our contribution, those of others, and the results of a round."""
+"""Pieces kept for bytes: our contribution, those of others, and the results of a round. Pieces of all lengths, as those of several
+fragments, take together no more than so many of the longest.
+"""
 
 MOST_SPARE_VECTORS: Final = 1
-"""Vectors of values kept of each length. They take four times as much, and a round needs one: a residual, or a second anchor."""
+"""Vectors of values kept, likewise. They take four times as much, and a round needs one: a residual, or a second anchor."""
 
 CAN_BE_KEPT: Final = all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS"))
 """True on Linux. Elsewhere the allocator is used."""
@@ -69,30 +72,37 @@ class SpareMemory:
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._spare: dict[int, Spare] = {}
+        self._spare: dict[int, dict[int, Spare]] = {MOST_SPARE: {}, MOST_SPARE_VECTORS: {}}
+        """By the most pieces that are kept of a kind, and by their length."""
         self._clock_s = clock_s
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are spare now."""
-        return sum(num_bytes * len(spare) for num_bytes, spare in list(self._spare.items()))
+        return sum(map(_bytes_of, self._spare.values()))
 
     def take(self, num_bytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised vector of `num_bytes`. Raises MemoryError."""
         most = MOST_SPARE if kind.itemsize == 1 else MOST_SPARE_VECTORS
-        spare = self._spare.setdefault(num_bytes, deque(maxlen=most))
         try:
-            memory = spare.pop().memory
+            memory = self._spare[most].setdefault(num_bytes, deque()).pop().memory
         except IndexError:
             memory = _mapped(num_bytes)
             memory.madvise(mmap.MADV_HUGEPAGE)
         lent = (ctypes.c_char * num_bytes).from_buffer(memory)
-        weakref.finalize(lent, self._give_back, spare, memory).atexit = False
+        weakref.finalize(lent, self._give_back, most, memory).atexit = False
         values: npt.NDArray[Any] = np.ndarray(num_bytes // kind.itemsize, dtype=kind, buffer=memoryview(lent).cast("B"))
         return values
 
-    def _give_back(self, spare: Spare, memory: mmap.mmap) -> None:
-        spare.append(_Piece(memory, self._clock_s()))  # beyond the most the oldest is dropped
+    def _give_back(self, most: int, memory: mmap.mmap) -> None:
+        """Keep a piece. Beyond the most the oldest are dropped."""
+        of_lengths = self._spare[most]
+        of_lengths[len(memory)].append(_Piece(memory, self._clock_s()))
+        while _bytes_of(of_lengths) > most * max(list(of_lengths)):
+            with suppress(IndexError, ValueError):  # taken meanwhile
+                min(
+                    (spare for spare in list(of_lengths.values()) if spare), key=lambda spare: spare[0].since_s
+                ).popleft()
 
     def cool(self, spare_for_s: float) -> int:
         """Mark memory that has been spare this long as free. Returns the number of bytes."""
@@ -111,7 +121,7 @@ class SpareMemory:
     def _for_those_spare(self, spare_for_s: float, done: Callable[[_Piece], _Piece | None]) -> int:
         """Replace each piece by `done` of it, or drop it for None. Returns the number of bytes changed."""
         before_s, num_bytes = self._clock_s() - spare_for_s, 0
-        for spare in list(self._spare.values()):
+        for spare in [spare for of_lengths in self._spare.values() for spare in list(of_lengths.values())]:
             for _ in range(len(spare)):
                 try:
                     piece = spare.popleft()
@@ -122,6 +132,10 @@ class SpareMemory:
                 if after is not None:
                     spare.append(after)
         return num_bytes
+
+
+def _bytes_of(of_lengths: Mapping[int, Spare]) -> int:
+    return sum(num_bytes * len(spare) for num_bytes, spare in list(of_lengths.items()))
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:

@@ -88,6 +88,7 @@ class Generations:
 
         self._pinned_until_s: dict[CommitId, float] = {}
         self._hashed: tuple[str, tuple[bytes, ...]] = ("", ())
+        self._num_written = 0
 
     async def write(self, state: UnitState, root: Root) -> GenerationRef:
         """Write a state atomically.
@@ -101,12 +102,13 @@ class Generations:
             header = state.header.to_bytes()
             return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(state_chunks(state, self._grid))]
 
-        self._hashed = ("", ())  # a repaired state has the name of the wrong one
         try:
             await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
         except StorageError as error:
             self.refused, self.num_refused = error.one_line(), self.num_refused + 1
             raise
+        finally:  # a repaired state has the name of the wrong one
+            self._hashed, self._num_written = ("", ()), self._num_written + 1
         self.refused = ""
         return ref
 
@@ -141,21 +143,24 @@ class Generations:
         return sorted(refs, key=lambda ref: (ref.index, ref.commit))
 
     async def load(self, ref: GenerationRef) -> tuple[UnitState, Root]:
-        """Read a generation and check it against its root.
+        """Read a generation and check it against its root. It is read again if a repaired state takes its place meanwhile.
 
         Raises:
             StorageError: missing or damaged; use an older one.
         """
-        data = await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
-        if data is None:
-            raise _missing(ref)
-        try:
-            header, root, begin = _parse_head(data)
-            return await self._load_chunks(ref, _Loading(header, root, self._grid), begin), root
-        except RemoteProtocolError as error:
-            raise _DamagedGenerationError(
-                f"generation {ref.name} is damaged: {error.found}", error.expected, "an older one is used"
-            ) from error
+        head = await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
+        while True:
+            if head is None:
+                raise _missing(ref)
+            try:
+                header, root, begin = _parse_head(head)
+                return await self._load_chunks(ref, _Loading(header, root, self._grid), begin), root
+            except RemoteProtocolError as error:
+                before, head = head, await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
+                if head == before:
+                    raise _DamagedGenerationError(
+                        f"generation {ref.name} is damaged: {error.found}", error.expected, "an older one is used"
+                    ) from error
 
     async def _load_chunks(self, ref: GenerationRef, loading: _Loading, begin: int) -> UnitState:
         """The state of a file whose chunks start at byte `begin`. Raises RemoteProtocolError: damaged."""
@@ -251,7 +256,7 @@ class Generations:
         """The leaf hashes of all chunks; None if the generation is gone. The last result is cached."""
         if ref.name == self._hashed[0]:
             return self._hashed[1]
-        hashes: list[bytes] = []
+        hashes, num_written = list[bytes](), self._num_written
         for first_chunk in range(0, self._grid.num_chunks, CHUNKS_AT_ONCE):
             stop_chunk = min(first_chunk + CHUNKS_AT_ONCE, self._grid.num_chunks)
             chunks = await self.read_chunks(ref, first_chunk, stop_chunk)
@@ -259,7 +264,8 @@ class Generations:
                 return None
             hashes += await self._offload.run(partial(_leaf_hashes, chunks), cost_s=0.0001)
             del chunks  # they would stay in memory while the next ones are read
-        self._hashed = (ref.name, tuple(hashes))
+        if self._num_written == num_written:  # else it may have been replaced meanwhile
+            self._hashed = (ref.name, tuple(hashes))
         return hashes
 
 

@@ -28,6 +28,14 @@ _AT_ONCE_BYTES: Final = 1 << 21
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 """Private, so that a forked process has its own copy."""
 
+_HOLE_BYTES: Final = 1 << 15
+"""So many zeros are not written: the file has a hole there, which takes no room on most disks. A momentum that no outer step moves is
+zero.
+"""
+
+_GLANCE_BYTES: Final = 64
+"""Bytes that mostly tell that a piece is no hole."""
+
 _REFUSALS: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors of file systems that open a direct file but need larger blocks, or refuse direct writes."""
 
@@ -64,6 +72,13 @@ def _copy(data: memoryview, room: memoryview) -> None:
     np.copyto(np.frombuffer(room, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
 
 
+def _are_zeros(piece: memoryview) -> bool:
+    """Whether a long piece holds nothing else."""
+    if len(piece) < _HOLE_BYTES or any(piece[:_GLANCE_BYTES]):
+        return False
+    return not np.frombuffer(piece, dtype=np.uint64).any()
+
+
 class UncachedFile:
     """A new file, written from its start. Its methods block. Close it if one raises OSError."""
 
@@ -90,20 +105,20 @@ class UncachedFile:
                     _copy(taken, room[num_bytes : num_bytes + len(taken)])
                     num_bytes, view = num_bytes + len(taken), view[len(taken) :]
                     if num_bytes == len(room):
-                        self._put(room)
+                        self._put_all(room)
                         num_bytes = 0
             whole_bytes = num_bytes // _BLOCK_BYTES * _BLOCK_BYTES
-            self._put(room[:whole_bytes])
+            self._put_all(room[:whole_bytes])
             self._rest = bytes(room[whole_bytes:num_bytes])
 
     def finish(self) -> None:
         """Write the rest, sync and close the file."""
+        length = self._num_written + len(self._rest)
         if self._rest:
-            length = self._num_written + len(self._rest)
             with _ROOMS.one() as room:
                 room[:_BLOCK_BYTES] = self._rest.ljust(_BLOCK_BYTES, b"\0")
                 self._put(room[:_BLOCK_BYTES])
-            os.ftruncate(self._descriptor, length)
+        os.ftruncate(self._descriptor, length)
         os.fsync(self._descriptor)
         self.close()
 
@@ -112,6 +127,17 @@ class UncachedFile:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+    def _put_all(self, blocks: memoryview) -> None:
+        """Write these blocks, but leave holes for zeros."""
+        begin = 0
+        for start in range(0, len(blocks), _HOLE_BYTES):
+            piece = blocks[start : start + _HOLE_BYTES]
+            if _are_zeros(piece):
+                self._put(blocks[begin:start])
+                self._num_written += len(piece)
+                begin = start + len(piece)
+        self._put(blocks[begin:])
 
     def _put(self, blocks: memoryview) -> None:
         while blocks:

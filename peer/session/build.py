@@ -117,11 +117,8 @@ async def _open_chain(
     model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
     check_start(start, schema, await tools.offload.run(partial(start_root, schema, tools.grid, seed, given, model)))
     make = partial(start_state, schema, seed, genesis_id(start), given, model)
-    if given:  # shards may disappear from the disk, so their values are kept
-        chain = UnitChain(tools, start, await tools.offload.run(make))
-    else:
-        header = StateHeader(schema.unit, genesis_id(start), 0, 0)
-        chain = UnitChain(tools, start, absent_state(header, schema.num_elements), make)
+    header = StateHeader(schema.unit, genesis_id(start), 0, 0)
+    chain = UnitChain(tools, start, absent_state(header, schema.num_elements), make)
     await chain.restore()
     if tools.generations.last_load.problems:
         await chain.keep(Occasion.WANTED)  # damaged files are gone: keep a good copy before the next start needs one

@@ -267,9 +267,11 @@ class Exchange:
         reduction.result = result
         reduction.close()  # members take it while we write it; each acks only what is on its own disk
         await trio.sleep(min(KEEP_OWN_AFTER_S, KEEP_OWN_SHARE * (self.upload_s(trio.current_time()) or 0.0)))
-        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes), None)
+        kept = SliceBytes(result.data, result.hashes)
+        await self._tools.keep_result(result.header, kept, None)
         await self._announce(reduction.signed_header)
         await self._examine_own(result)
+        self._tools.remember(result.header, kept)
 
     async def _announce(self, signed_header: bytes) -> None:
         proposal = self.proposal

@@ -22,6 +22,10 @@ def _nobody(_: PeerId) -> None:
     pass
 
 
+def _forgotten(_: NamedResult, __: SliceBytes) -> None:
+    pass
+
+
 async def _nothing(_: ResultReady | ResultRefused) -> None:
     pass
 
@@ -50,6 +54,10 @@ class ExchangeContext:
     announce: Callable[[ResultReady], Awaitable[None]]
     probe: Callable[[PeerId], None] = _nobody
     """A stream to this peer broke: ping it now, before the next regular ping."""
+    remember: Callable[[NamedResult, SliceBytes], None] = _forgotten
+    """Takes a kept result of our own once it was examined, so that a commit need not check it again. One of another reducer was
+    examined before it was kept.
+    """
     learn: Callable[[ResultReady], Awaitable[None]] = _nothing
     """Takes a reducer's result header from our own stream: the reducer's announcement may have been lost."""
     refused: Callable[[ResultRefused], Awaitable[None]] = _nothing

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -92,6 +93,16 @@ class HeadState:
     def lend(self) -> Loan:
         """Lend the vectors. No step is being made, since the caller holds the chain's lock."""
         return Loan(self._held, self.state)
+
+    def lend_while_used(self) -> UnitState:
+        """Lend the vectors for as long as the returned state, or a vector of it, is used anywhere: a switch that needs it may be given
+        up. No step is being made, as for `lend`.
+        """
+        views = tuple(vector_N.view(-1) for vector_N in self.state.vectors)
+        for view_N in views:
+            weakref.finalize(view_N, self.lend().give_back).atexit = False
+        anchor_N, momentum_N = views
+        return replace(self.state, anchor_N=anchor_N, momentum_N=momentum_N)
 
     async def copy_anchor(self, room_N: torch.Tensor, offload: Offload) -> CommitId:
         """Copy the anchor into `room_N`, (N,) float32, and return its commit. A step in place waits for the copy, a copy for the step.

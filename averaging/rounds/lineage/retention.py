@@ -17,7 +17,7 @@ from averaging.codecs import Codec
 from averaging.rounds.lineage.updates import APPLY_COST_S, UnitContext
 from averaging.state.generations import GenerationRef
 from averaging.state.state import UnitState
-from protocol.errors import StorageError
+from protocol.errors import StorageError, UnreachableError
 from protocol.estimates import unit_disk
 from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS, Occasion
 from protocol.ids import CommitId, Root
@@ -37,10 +37,18 @@ good, and the function saves its memory.
 
 
 async def genesis_state(genesis: Genesis, tools: UnitContext) -> UnitState:
-    """The state before the first commit, in memory of its own."""
+    """The state before the first commit, in memory of its own.
+
+    Raises:
+        UnreachableError: the shards with its values are not on this disk any more.
+    """
     if isinstance(genesis, UnitState):
         return replace(genesis, anchor_N=genesis.anchor_N.clone(), momentum_N=genesis.momentum_N.clone())
-    return await tools.offload.run(genesis, cost_s=APPLY_COST_S)
+    try:
+        return await tools.offload.run(genesis, cost_s=APPLY_COST_S)
+    except StorageError as error:
+        expected = "the run's first weights on this disk"
+        raise UnreachableError(error.found, expected, "the state comes from other peers") from error
 
 
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:

@@ -391,7 +391,7 @@ class UnitChain:
         """The state at a commit of our lineage, rebuilt from what is kept; None if that does not reach back so far."""
         async with self.moving:  # no step is being made
             if commit == self.state.head:
-                return None if self.held.is_torn else self.held.lend().state  # a switch may need it for long
+                return None if self.held.is_torn else self.held.lend_while_used()
         position = next((i for i, link in enumerate(self.links) if link.commit == commit), None)
         if position is None:
             return None

@@ -49,7 +49,7 @@ def test_memory_of_another_length_is_its_own() -> None:
     del (first := [_vector(memory)])[:]
     assert _vector(memory, 2 * NUM_BYTES).nbytes == 2 * NUM_BYTES
     assert not first
-    assert memory.num_bytes == 3 * NUM_BYTES
+    assert memory.num_bytes == 2 * NUM_BYTES, "of several lengths the newest"
 
 
 @pytest.mark.parametrize(("kind", "most"), [(np.uint8, MOST_SPARE), (np.float32, MOST_SPARE_VECTORS)])
@@ -59,6 +59,21 @@ def test_no_more_of_one_length_is_kept_than_a_round_needs(kind: type[np.generic]
     assert len({_address(values) for values in pieces}) == most + 3
     pieces.clear()
     assert memory.num_bytes == most * NUM_BYTES
+
+
+@pytest.mark.parametrize(("kind", "most"), [(np.uint8, MOST_SPARE), (np.float32, MOST_SPARE_VECTORS)])
+def test_pieces_of_many_lengths_take_together_no_more_than_those_of_the_longest(
+    kind: type[np.generic], most: int
+) -> None:
+    now_s = iter(range(100))
+    memory, lengths = SpareMemory(lambda: float(next(now_s))), [(1 + place) * NUM_BYTES for place in range(4)]
+    pieces = [memory.take(length, np.dtype(kind)) for length in lengths for _ in range(most)]
+    for place in range(len(pieces)):
+        pieces[place] = pieces[place][:0].copy()
+        assert memory.num_bytes <= most * lengths[-1]
+    spare_bytes = memory.num_bytes
+    newest = memory.take(lengths[-1], np.dtype(kind))
+    assert memory.num_bytes == spare_bytes - newest.nbytes, "the oldest were dropped"
 
 
 def _lent_free_bytes(values: np.ndarray) -> int:

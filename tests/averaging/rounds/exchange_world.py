@@ -62,6 +62,9 @@ class Side:
     """By first chunk: whom the announcement of a slice counts."""
 
     examined: dict[int, bytes] = field(default_factory=dict)
+    remembered: dict[int, int] = field(default_factory=dict)
+    """By first chunk of an own result, how many chunks were examined when it was remembered."""
+
     kept_s: dict[int, float] = field(default_factory=dict)
     """By first chunk, when its result was to be kept."""
 
@@ -94,6 +97,9 @@ class Side:
         hashes = examined(self.result_codec, GRID, first_chunk, encoded, None)
         self.examined.update(zip(range(first_chunk, first_chunk + len(encoded)), hashes, strict=True))
         return hashes
+
+    def _remember(self, header: NamedResult, result: SliceBytes) -> None:
+        self.remembered[header.first_chunk] = len(self.examined)
 
     async def _holds(self, header: NamedResult) -> bool:
         return any(kept.result_hash == header.result_hash for kept, _ in self.kept.values())
@@ -132,6 +138,7 @@ class Side:
             begin_result=self._begin,
             keep_result=self._keep,
             examine=self._examine,
+            remember=self._remember,
             holds_result=self._holds,
             announce=self._announce,
             record=self.spans.append,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import trio.testing
 
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S, Gatherer
+from averaging.rounds.lineage import updates
+from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.round_reports import (
     DownloadEnded,
     Downloading,
@@ -24,12 +27,13 @@ from averaging.rounds.lineage.round_reports import (
 from averaging.rounds.lineage_driver import KEEP_AFTER_S, MAX_PAUSE_S, STALL_PAUSE_S, LineageDriver
 from averaging.rounds.traffic.transfer import fetch_chunks
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
-from protocol.errors import UnreachableError
-from protocol.ids import PeerId
+from protocol.errors import RemoteProtocolError, UnreachableError
+from protocol.ids import PeerId, Root
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import tree_of
 from protocol.rounds.messages.messages import Committed
-from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.messages.requests import FetchCommits, FetchResult, FetchState
 from protocol.rounds.messages.wire import encode_certificate
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
@@ -139,6 +143,44 @@ async def test_the_state_after_a_commit_is_written_a_moment_after_its_trainer_he
         assert trio.current_time() - began_s < 0.5 * KEEP_AFTER_S, (
             "where rounds follow each other at once it waits less"
         )
+
+
+async def test_what_was_offered_before_a_step_that_failed_half_way_is_dropped_with_its_overwritten_snapshot(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _scene() as scene:
+        chain, taken = scene.party.chain, list[object]()
+        chain.held.steps_in_place = True
+        first = scene.world.commits(1)[0]
+        await first.write_results(scene.party)
+        await scene.commit(first)
+        for seed in (1, 2):
+            last = scene.world.commit_on(chain.head, seed, attested_root=chain.root)
+            await last.write_results(scene.party)
+            if seed == 1:
+                await scene.commit(last)
+        await scene.bench.adopter.wait_adopted()
+
+        async def take(link: ChainLink, record: CommitRecord, applied: AppliedCommit, offered: object) -> None:
+            taken.append(offered)
+
+        def fails(*_: object) -> None:
+            raise RemoteProtocolError("a bit that flipped", "none")
+
+        monkeypatch.setattr(scene.bench.adopter, "commit", take)
+        theta_N = torch.zeros(chain.tools.grid.num_elements)
+        offered = SimpleNamespace(root=Root(bytes(32)), theta_N=theta_N, may_overwrite_theta=True)
+        order = Commit(last.link, last.certificate, ())
+        with monkeypatch.context() as failing:
+            failing.setattr(updates, "step_in_place", fails)
+            await scene.pursuer.commit(order, offered)  # type: ignore[arg-type]
+        assert chain.held.torn_at == last.record.parent
+        rebuilt = await chain.recomputed()
+        assert rebuilt is not None
+        await chain.replace_state(rebuilt)
+        await scene.pursuer.commit(order, offered)  # type: ignore[arg-type]
+        assert chain.head == last.link
+        assert taken == [None]
 
 
 async def test_of_commits_that_come_at_once_the_last_one_is_written(autojump_clock: Clock) -> None:

@@ -121,6 +121,30 @@ async def test_what_is_damaged_goes_from_the_disk_and_what_could_not_be_read_sta
     assert (sorted(disk.files), generations.num_damaged) == (names[:2], 1)
 
 
+async def test_one_that_is_replaced_while_it_is_read_is_read_again_and_not_taken_for_damaged(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, state = MemoryDisk(), _state(4)
+    wrong = replace(state, anchor_N=state.anchor_N + 1.0)
+    generations = _generations(disk)
+    ref = await generations.write(wrong, state_root(wrong, GRID))
+    read, num_reads = MemoryStorage.read_range, 0
+
+    async def replaced(storage: MemoryStorage, name: str, offset_bytes: int, num_bytes: int) -> bytes | None:
+        nonlocal num_reads
+        num_reads += 1
+        data = await read(storage, name, offset_bytes, num_bytes)
+        if num_reads == 1:  # after the head
+            await generations.write(state, state_root(state, GRID))
+        return data
+
+    monkeypatch.setattr(MemoryStorage, "read_range", replaced)
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert torch.equal(loaded[0].anchor_N, state.anchor_N)
+    assert (generations.num_damaged, sorted(disk.files)) == (0, [ref.name])
+
+
 async def test_one_with_another_root_than_the_run_attests_goes(autojump_clock: Clock) -> None:
     disk = MemoryDisk()
     generations = await _written(disk, 1, 2)

@@ -59,6 +59,15 @@ def test_whole_blocks_are_on_their_way_before_the_end_and_what_was_there_is_gone
     assert path.read_bytes() == data
 
 
+@pytest.mark.parametrize("begin", [0, 1, BLOCK_BYTES])
+@pytest.mark.parametrize("last_bytes", [0, 1, BLOCK_BYTES])
+def test_long_zeros_are_read_as_such_and_take_no_room(tmp_path: Path, begin: int, last_bytes: int) -> None:
+    first, last, zeros = os.urandom(begin), os.urandom(last_bytes), bytes(3 * AT_ONCE_BYTES)
+    _write(tmp_path / "file", [first, zeros], [os.urandom(0), zeros, last])
+    assert (tmp_path / "file").read_bytes() == first + 2 * zeros + last
+    assert (tmp_path / "file").stat().st_blocks * 512 < AT_ONCE_BYTES
+
+
 def test_a_view_of_floats_is_written_as_its_bytes(tmp_path: Path) -> None:
     view = memoryview(os.urandom(4 * 1000)).cast("f")
     file = UncachedFile(tmp_path / "file")

@@ -13,10 +13,12 @@ import trio
 import trio.testing
 
 from averaging.codecs import codec_by_name
+from averaging.network.seams.interfaces import KeptPart, TrainerProgress
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.head_vector import HeadVector, Mover, UnitMove
 from averaging.rounds.lineage.adoption import AdoptionShift
 from averaging.rounds.lineage.retention import update_bytes
+from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.start_state import start_root
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
@@ -35,6 +37,7 @@ from protocol.run.manifest import RunManifest, default_run_toml, parse_run_confi
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.rounds.round_world import GRID, MadeCommit, Party, open_world
 from tests.protocol.run.test_experts_section import expert_toml
+from tests.virtual import InlineOffload
 
 
 @pytest.mark.parametrize("codec_name", ["fp32", "int8", "int4", "top6"])
@@ -213,3 +216,74 @@ async def test_a_trainer_that_starts_slowly_begins_at_the_anchors_from_which_its
         await trio.sleep(1.0)
         assert loaded.keys() == before.keys()
         assert all(torch.equal(loaded[unit], anchor_N) for unit, anchor_N in before.items())
+
+
+async def test_a_start_of_training_that_is_cancelled_gives_back_the_anchors_of_all_units(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _two_units() as (parties, made), trio.open_nursery() as nursery:
+        chains = [party.chain for party in parties]
+
+        async def load_units(anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
+            await trio.sleep_forever()
+
+        nursery.start_soon(load_anchors, chains, SimpleNamespace(load_units=load_units))
+        await trio.sleep(1.0)
+        nursery.cancel_scope.cancel()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+    vectors = [chain.state.anchor_N for chain in chains]
+    for party in parties:
+        await _apply(party, made[1])
+    assert all(chain.state.anchor_N is old_N for chain, old_N in zip(chains, vectors, strict=True))
+
+
+class _Starting:
+    """A trainer whose process starts when it is let: it begins at the anchor that it is given first, and shifts come after."""
+
+    def __init__(self) -> None:
+        self.is_ready, self._lock = trio.Event(), trio.Lock()
+        self.theta_N = torch.empty(0)
+
+    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
+        async with self._lock:
+            await self.is_ready.wait()
+            self.theta_N = anchors[0].clone()
+
+    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+        """Its process does not die."""
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+        async with self._lock:
+            self.theta_N = anchor_N.clone()
+
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        async with self._lock:
+            self.theta_N = self.theta_N + shift_N
+
+    def progress(self) -> TrainerProgress:
+        return TrainerProgress(0, 0, None, 0.0, 0, "starting", "")
+
+
+@pytest.mark.parametrize("num_commits", [1, 3])
+async def test_commits_while_the_training_process_starts_are_each_added_once(
+    autojump_clock: trio.testing.MockClock, num_commits: int
+) -> None:
+    async with _two_units() as (parties, made), trio.open_nursery() as nursery:
+        party, trainer = parties[0], _Starting()
+        updater = TrainerUpdater(party.peer, party.chain, trainer, InlineOffload(), lambda own: own)  # type: ignore[arg-type]
+        nursery.start_soon(updater.run)
+        nursery.start_soon(load_anchors, [party.chain], trainer)
+        await trio.sleep(1.0)
+        for commit in made[1 : 1 + num_commits]:
+            await commit.write_results(party)
+            begin = partial(updater.begin_shift, commit.record, None)
+            applied = await party.chain.apply(commit.link, commit.certificate, begin)
+            await updater.commit(commit.link, commit.record, applied, None)
+            await party.chain.prove(applied)
+            await trio.sleep(1.0)
+        trainer.is_ready.set()
+        await updater.wait_adopted()
+        torch.testing.assert_close(trainer.theta_N, party.chain.state.anchor_N, rtol=1e-6, atol=1e-6)
+        nursery.cancel_scope.cancel()

@@ -164,6 +164,12 @@ async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_in
         assert [side.examined for side in sides] == [{n: leaf_hash(chunk) for n, chunk in enumerate(chunks)}] * 3
 
 
+async def test_a_reducer_remembers_its_own_result_once_all_of_it_was_examined(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(ONE_SLICE))
+        assert [side.remembered for side in sides] == [{0: GRID.num_chunks}, {}, {}]
+
+
 async def test_a_member_with_nothing_to_offer_is_named_and_gets_the_results(autojump_clock: Clock) -> None:
     async with three_sides(silent=(2,)) as (world, sides):
         await run_all(sides, world.proposal(TWO_SLICES))

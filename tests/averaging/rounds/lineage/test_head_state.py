@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -116,6 +117,48 @@ async def test_a_step_in_place_waits_for_a_copy_of_the_anchor_and_takes_no_secon
         assert torch.equal(room_N, before_N)
         assert party.chain.state.anchor_N is vector_N
         assert not torch.equal(vector_N, before_N)
+
+
+async def test_the_state_of_a_switch_that_is_given_up_is_stepped_in_place_again(autojump_clock: Clock) -> None:
+    async with _two() as (world, _, party):
+        vector_N, state = party.chain.state.anchor_N, await party.chain.state_at(party.chain.head.commit)
+        assert state is not None
+        anchor_N, made = state.anchor_N, world.commits(4)
+        del state
+        await _apply(party, made[1])
+        assert party.chain.state.anchor_N is not vector_N, "one of its vectors is still used"
+        vector_N = party.chain.state.anchor_N
+        state = await party.chain.state_at(party.chain.head.commit)
+        del state, anchor_N
+        await _apply(party, made[2])
+        assert party.chain.state.anchor_N is vector_N
+
+
+async def test_the_state_at_the_head_is_lent_after_a_step_and_not_within_it(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose chunks move in a thread takes a while."""
+    async with _two() as (world, _, party), trio.open_nursery() as nursery:
+        offload, lent = _Held(), list[torch.Tensor]()
+        monkeypatch.setattr(party.chain.updates, "_tools", replace(party.chain.tools, offload=offload))
+        commit, head = world.commits(2)[1], party.chain.head.commit
+
+        async def take() -> None:
+            state = await party.chain.state_at(head)
+            assert state is not None
+            lent.append(state.anchor_N.clone())
+
+        before_N = party.chain.state.anchor_N.clone()
+        nursery.start_soon(_apply, party, commit)
+        await trio.sleep(1.0)
+        nursery.start_soon(take)
+        await trio.sleep(60.0)
+        assert not lent
+        offload.goes_on.set()
+        await trio.sleep(1.0)
+        assert party.chain.head.commit == commit.link.commit
+        assert all(torch.equal(anchor_N, before_N) for anchor_N in lent), "made again from the disk"
+        assert len(lent) == 1
 
 
 async def test_damaged_bytes_are_found_before_the_first_value_moves(autojump_clock: Clock) -> None:

@@ -289,6 +289,24 @@ async def test_an_island_that_is_starting_holds_nobody_up_and_makes_up_for_it_on
         assert both.trainer.progress().state == "paused"
 
 
+async def test_an_island_that_catches_up_from_an_anchor_that_moves_meanwhile_is_not_moved_twice(tmp_path: Path) -> None:
+    """A commit moves the anchor in its place before its shift comes."""
+    async with _both(tmp_path) as both:
+        await both.trained()
+        anchor_N = both.anchor_N + 0.25
+        both.kill(1)
+        await _death(both.islands[1], 1)
+        await both.trainer.load(anchor_N, schedule_tokens=0)
+        anchor_N.add_(0.5)
+        await both.back()
+        while both.islands[1]._behind or both.islands[1].is_busy:
+            await trio.sleep(0.01)
+        await both.trainer.set_anchor(anchor_N)
+        await both.trainer.shift(torch.full_like(anchor_N, 0.5), credited_tokens=0, schedule_tokens=0)
+        for theta_N in await both.thetas():
+            assert torch.allclose(theta_N, both.anchor_N + 0.75, rtol=0.0, atol=ROUNDING)
+
+
 async def test_an_island_that_is_paused_alone_counts_its_tokens_and_is_evaluated_last(tmp_path: Path) -> None:
     async with _both(tmp_path) as both:
         await both.trained()
