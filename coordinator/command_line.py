@@ -30,9 +30,8 @@ def add_commands(
     """Add this room's commands to the command line. `load_merge` imports the peers' model, for `potluck checkpoint merge`, and
     `load_models` a peer's ways to a run's model.
     """
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck init my-run.toml", "potluck init --shards pipeline"))(
-        init
-    )
+    writing = ("potluck init --shards pipeline", "potluck init my-run.toml --from ../Qwen3-0.6B")
+    app.command(rich_help_panel=_PANEL, epilog=examples(*writing))(init)
     hosting = ("potluck host run.toml --dry-run", "potluck host run.toml --grpc-port 4600 --p2p-port 4601")
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
     app.add_typer(_invite_commands(), name="invite", rich_help_panel=_PANEL)
@@ -55,11 +54,19 @@ def init(
             help='Parts that a peer holds: "data", the whole model; "expert", a trunk and an expert; "pipeline", one of three stages.'
         ),
     ] = "data",
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FOLDER|OWNER/NAME",
+            help="Checkpoint to begin with, in the Hugging Face layout: a folder, or one of the Hub, to download beside the file.",
+        ),
+    ] = "",
 ) -> None:
     """Write a commented run.toml that works as it is."""
     from coordinator import commands
 
-    commands.init_run(run_file, shards)
+    commands.init_run(run_file, shards, source)
     typer.echo(f"wrote {run_file}; next: potluck host {run_file}")
 
 

@@ -19,15 +19,17 @@ _MOST_USES: Final = 100_000
 """The same limit as in coordinator/policy/config.py for the invite that is printed at the start."""
 
 
-def init_run(path: Path, shards: str = "data") -> None:
+def init_run(path: Path, shards: str = "data", source: str = "") -> None:
     """Write a commented run.toml that works as it is.
 
     Args:
         shards: the parts that a peer holds, as in `run.shards`.
+        source: a checkpoint to begin with, as `run_toml_from` takes it; empty for none.
 
     Raises:
-        ConfigError: unknown kind of run, or the file exists already.
+        ConfigError: unknown kind of run, a checkpoint that cannot be trained, or the file exists already.
         StorageError: it cannot be written.
+        MachineError, UnreachableError: the checkpoint cannot be fetched.
     """
     from protocol.run.experts_section import Shards
     from protocol.run.manifest import default_run_toml
@@ -35,13 +37,26 @@ def init_run(path: Path, shards: str = "data") -> None:
     kind: Shards | None = next((known for known in get_args(Shards) if known == shards), None)
     if kind is None:
         raise ConfigError(f"shards is {shards!r}", " or ".join(get_args(Shards)), "see: potluck init --help")
+    if source and kind != "data":
+        raise ConfigError(
+            f"--from {source} with --shards {kind}", "data: other runs begin with values from the seed", "leave one out"
+        )
+    if path.exists():
+        raise ConfigError(f"{path} exists already", "a new file", "choose another name or remove it")
+    text = _from_checkpoint(source, path) if source else default_run_toml(kind)
     try:
         with path.open("x", encoding="utf8") as file:
-            file.write(default_run_toml(kind))
+            file.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{path} exists already", "a new file", "choose another name or remove it") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable folder") from error
+
+
+def _from_checkpoint(source: str, path: Path) -> str:
+    from coordinator.run.run_from_checkpoint import run_toml_from
+
+    return run_toml_from(source, path)
 
 
 def host(run_file: Path, flags: Mapping[str, object]) -> int:

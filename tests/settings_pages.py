@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -19,7 +19,7 @@ from coordinator.policy.config import HostConfig
 from peer.settings.config import PeerConfig
 from protocol.run.manifest import RunFile
 from protocol.run.section import OneOf
-from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, config_class
+from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, FAMILY_KEY, config_class
 
 ROOT: Final = Path(__file__).parents[1]
 COMMAND: Final = "python -m tests.settings_pages"
@@ -67,27 +67,36 @@ def _run() -> str:
 The host describes a run in this file. `potluck init` writes one that works. Every peer gets these numbers, and they stay the same for
 the whole run; the words of `[page]` are the host's alone. `potluck host run.toml --dry-run` lists every key with its value."""
     sections = []
-    for title, model in _sections():
+    for title, model, known in _sections():
         reported = f"### {title}\n\n{_one_line(model.__doc__)}"
-        sections.append(f"{reported}\n\n{_table('key', model)}")
+        reported += " It has the keys of [model] above, and these:" if known else ""
+        sections.append(f"{reported}\n\n{_table('key', model, known)}")
     return "\n\n".join([intro, *sections])
 
 
-def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Title and model of each section of run.toml; [model] has one for each family."""
+def _sections() -> Iterator[tuple[str, type[BaseModel], frozenset[str]]]:
+    """Title and model of each section of run.toml, and keys that are explained before. [model] has one for each family."""
     for name, field in RunFile.model_fields.items():
         if name != "model":
-            yield f"[{name}]", _plain(field.annotation)
+            yield f"[{name}]", _plain(field.annotation), frozenset()
             continue
+        yield f"[{name}]", config_class(DEFAULT_FAMILY), frozenset()
+        known = frozenset(config_class(DEFAULT_FAMILY).model_fields) - {FAMILY_KEY}
         for family in FAMILIES:
-            title = f"[{name}]" if family == DEFAULT_FAMILY else f'[{name}] with family = "{family}"'
-            yield title, config_class(family)
+            if family != DEFAULT_FAMILY:
+                yield (
+                    f'[{name}] with family = "{family}"',
+                    config_class(family),
+                    known & set(config_class(family).model_fields),
+                )
 
 
-def _table(first: str, model: type[BaseModel]) -> str:
+def _table(first: str, model: type[BaseModel], known: Collection[str] = ()) -> str:
     lines = [f"| {first} | default | values | meaning |", "|---|---|---|---|"]
     reported = descriptions(model)
     for name, field in model.model_fields.items():
+        if name in known:
+            continue
         cells = (f"`{name}`", _default(field), _values(field), reported.get(name, ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

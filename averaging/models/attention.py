@@ -6,7 +6,7 @@ Shapes: B sequences, H heads, K key-value heads, T tokens, E values a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
@@ -26,3 +26,37 @@ def causal_attention(q_BHTE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.T
     """The `Attention` of tokens that are all in this process."""
     is_grouped = k_BKTE.shape[1] < q_BHTE.shape[1]
     return functional.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=is_grouped)
+
+
+_LEAST_BLOCK: Final = 256
+"""Queries that attention in a window computes together, at least."""
+
+
+class WindowedAttention:
+    """The `Attention` of tokens that see `window` tokens: themselves and those before them (Mistral 7B, 2310.06825, section 2). Blocks
+    of queries are computed with the keys that they see, so the work grows with the window and not with the context.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+
+    def __call__(self, q_BHTE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor) -> torch.Tensor:
+        """(B, H, T, E), with keys and values (B, K, T, E), to (B, H, T, E)."""
+        num_tokens = q_BHTE.shape[2]
+        if num_tokens <= self.window:
+            return causal_attention(q_BHTE, k_BKTE, v_BKTE)
+        size = max(self.window, _LEAST_BLOCK)
+        blocks = [
+            self._block(q_BHTE, k_BKTE, v_BKTE, range(begin, min(begin + size, num_tokens)))
+            for begin in range(0, num_tokens, size)
+        ]
+        return torch.cat(blocks, dim=2)
+
+    def _block(self, q_BHTE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.Tensor, own: range) -> torch.Tensor:
+        seen = range(max(0, own.start - self.window + 1), own.stop)
+        places, others = (torch.arange(each.start, each.stop, device=q_BHTE.device) for each in (own, seen))
+        back = places[:, None] - others[None, :]
+        is_seen = (back >= 0) & (back < self.window)
+        q, k, v = (x[:, :, each.start : each.stop] for x, each in ((q_BHTE, own), (k_BKTE, seen), (v_BKTE, seen)))
+        is_grouped = k.shape[1] < q.shape[1]
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=is_grouped)

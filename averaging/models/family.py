@@ -16,8 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-from protocol.errors import LocalProtocolError
+from protocol.errors import ConfigError, LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
+from protocol.tensors.model_families import FAMILIES
 
 if TYPE_CHECKING:
     import torch
@@ -117,12 +118,29 @@ class Blocks(Generic[C_contra]):
 class Layout(Protocol[C_contra]):
     """A family's checkpoints in the format of other programs. Shapes are the same on both sides; only names differ."""
 
+    @property
+    def model_type(self) -> str:
+        """The family's name in the layout."""
+        ...
+
     def name(self, tensor: str) -> str:
         """The layout's name of one of the family's tensors."""
         ...
 
     def config_json(self, config: C_contra, end: int | None = None) -> dict[str, object]:
         """The contents of config.json for a float32 model with this config. `end` is the token that ends a text."""
+        ...
+
+    def model_values(self, file: Path, found: Mapping[str, object]) -> dict[str, object]:
+        """The values of run.toml's [model] that follow from the contents of a config.json: all keys but `context_tokens` and `family`.
+
+        Args:
+            file: its name in errors.
+            found: its contents.
+
+        Raises:
+            ConfigError: a value that this family does not support, or that no model has.
+        """
         ...
 
     def check_config_json(self, file: Path, found: Mapping[str, object], config: C_contra) -> None:
@@ -152,6 +170,26 @@ def layout_of(config: ModelConfig) -> Layout[ModelConfig]:
     """The layout of the model's family, without torch."""
     found: Layout[ModelConfig] = import_module(f"averaging.models.{config.family}.layout").LAYOUT
     return found
+
+
+def family_of(file: Path, found: Mapping[str, object]) -> tuple[str, Layout[ModelConfig]]:
+    """The family of the contents of a config.json, and its layout, without torch.
+
+    Args:
+        file: its name in errors.
+
+    Raises:
+        ConfigError: no family of this release.
+    """
+    layouts: dict[str, Layout[ModelConfig]] = {
+        family: import_module(f"averaging.models.{family}.layout").LAYOUT for family in FAMILIES
+    }
+    kind = found.get("model_type")
+    for family, layout in layouts.items():
+        if layout.model_type == kind:
+            return family, layout
+    known = ", ".join(layout.model_type for layout in layouts.values())
+    raise ConfigError(f"{file}: model_type is {kind!r}", f"one of {known}", "start from another checkpoint")
 
 
 def call_layer(layer: nn.Module, x_BTD: torch.Tensor, *shared: object) -> torch.Tensor:

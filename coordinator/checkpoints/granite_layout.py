@@ -33,7 +33,7 @@ def granite_config(
         "shared_intermediate_size": decoder.ffn_dim,
         "num_local_experts": num_experts,
         "num_experts_per_tok": mixture.top_k,
-        "attention_multiplier": decoder.head_dim**-0.5,
+        "attention_multiplier": decoder.head_size**-0.5,
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS_NAME: Final = "model.safetensors"
 _INDEX_NAME: Final = "model.safetensors.index.json"
-_CONFIG_NAME: Final = "config.json"
+CONFIG_NAME: Final = "config.json"
 _TOKENIZER_NAME: Final = "tokenizer.json"
 _MAX_JSON_BYTES: Final = 1 << 26
 _VALUES_AT_ONCE: Final = 1 << 20
@@ -55,9 +55,18 @@ def check_checkpoint(folder: Path, config: ModelConfig) -> None:
     _read(folder, config, has_values=False).check_all(folder)
 
 
+def read_config(folder: Path) -> dict[str, object]:
+    """The contents of config.json in `folder`.
+
+    Raises:
+        ConfigError: it is not there, or no JSON object.
+        StorageError: it cannot be read.
+    """
+    return _read_json(folder / CONFIG_NAME)
+
+
 def _read(folder: Path, config: ModelConfig, *, has_values: bool) -> _Taken:
-    file = folder / _CONFIG_NAME
-    layout_of(config).check_config_json(file, _read_json(file), config)
+    layout_of(config).check_config_json(folder / CONFIG_NAME, read_config(folder), config)
     taken = _Taken(config, has_values=has_values)
     for file in _weight_files(folder):
         with _opened(file) as opened:
@@ -141,9 +150,9 @@ class _Taken:
         for name, file in self._copies.items():
             if not self._is_embedding(file, name):
                 raise ConfigError(
-                    f"{folder}: {name} differs from {self._layout.name(embedding.name)}, and {_CONFIG_NAME} ties them",
+                    f"{folder}: {name} differs from {self._layout.name(embedding.name)}, and {CONFIG_NAME} ties them",
                     "one tensor",
-                    f"if the head was trained, set tie_word_embeddings in {_CONFIG_NAME} and model.is_tied to false",
+                    f"if the head was trained, set tie_word_embeddings in {CONFIG_NAME} and model.is_tied to false",
                 )
         return self._flat_N
 
@@ -172,7 +181,7 @@ def check_tokenizer(folder: Path, config: ModelConfig, num_tokens: int) -> None:
         ConfigError: it has `num_tokens`, and that is another number.
         StorageError: the tokenizer in `folder` cannot be read.
     """
-    theirs = _tokens_beside(folder)
+    theirs = tokens_beside(folder)
     place, expected = "model.vocab_size", config.vocab_size
     if theirs is not None:
         place, expected = str(folder / _TOKENIZER_NAME), max(theirs.values()) + 1
@@ -192,7 +201,7 @@ def check_tokens(folder: Path, tokenizer: Tokenizer) -> None:
         StorageError: the tokenizer in `folder` cannot be read.
     """
     own = dict(token_numbers(tokenizer.file or byte_vocabulary()))
-    for text, number in (_tokens_beside(folder) or {}).items():
+    for text, number in (tokens_beside(folder) or {}).items():
         if own.get(text) != number:
             found = f"token {own[text]}" if text in own else "no token"
             raise ConfigError(
@@ -202,8 +211,13 @@ def check_tokens(folder: Path, tokenizer: Tokenizer) -> None:
             )
 
 
-def _tokens_beside(folder: Path) -> dict[str, int] | None:
-    """The tokens of the tokenizer.json in `folder` and their numbers; None if there is no such file."""
+def tokens_beside(folder: Path) -> dict[str, int] | None:
+    """The tokens of the tokenizer.json in `folder` and their numbers; None if there is no such file.
+
+    Raises:
+        ConfigError: it names no tokens.
+        StorageError: it cannot be read.
+    """
     file = folder / _TOKENIZER_NAME
     if not file.exists():
         return None
@@ -267,7 +281,7 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
-        expected = f"a folder with {_CONFIG_NAME} and {_WEIGHTS_NAME}"
+        expected = f"a folder with {CONFIG_NAME} and {_WEIGHTS_NAME}"
         raise ConfigError(f"{file} is not there", expected, "mend run.start_from") from error
     except OSError as error:
         raise StorageError(f"{file} cannot be read ({error.strerror or error})", "a readable file") from error

@@ -1,7 +1,9 @@
-"""The commented run.toml that `potluck init` writes, for each kind of run."""
+"""The commented run.toml that `potluck init` writes, for each kind of run, and for one that begins with a checkpoint."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -16,7 +18,7 @@ name = "first-light"
 seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
 min_members = 2                # the run starts when this many peers are ready; it goes on with fewer
-# start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
+# start_from = "my-model"      # begin with the checkpoint in this folder: potluck init --from my-model
 # shards = "expert"            # a trunk that everybody holds, and experts under [experts] that each peer holds one of
 # shards = "pipeline"          # a model larger than any peer: stages under [pipeline] that each peer holds one of
 
@@ -122,3 +124,45 @@ def default_toml(shards: Shards = "data") -> str:
     for before, after in EDITS[shards]:
         text = text.replace(before, after)
     return text
+
+
+_SEQUENCES: Final = 8
+_STEPS: Final = 60
+"""Sequences of a local step, and local steps of all peers together in a round, of a run that begins with a checkpoint."""
+
+
+def checkpoint_toml(model: Mapping[str, object], start_from: str, tokenizer: str) -> str:
+    """The file for a run that begins with the weights of a checkpoint, with rates for weights that are trained already.
+
+    Args:
+        model: the keys of [model] that are not defaults, `context_tokens` among them.
+        start_from: the checkpoint's folder, relative to the file.
+        tokenizer: the path of its tokenizer.json, relative to the file; "bytes" for none.
+    """
+    section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in model.items())
+    step_tokens = _SEQUENCES * int(str(model["context_tokens"]))
+    edits = (
+        (
+            r"# start_from = .*",
+            _line(f"start_from = {json.dumps(start_from)}", "the run begins with the weights in this folder"),
+        ),
+        (r"\[model\](.|\n)*?\n\n", _line("[model]", f"as config.json of these weights says\n{section}\n")),
+        (r"# tokenizer = .*", _line(f"tokenizer = {json.dumps(tokenizer)}", "of these weights")),
+        (r"optimizer = .*", 'optimizer = "adamw"'),
+        (r"learning_rate = 0.003", _line("learning_rate = 2e-5", "small: the weights are trained already")),
+        (r"batch_tokens = .*", _line(f"batch_tokens = {step_tokens:_}", "per local step")),
+        (
+            r"target_tokens = .*",
+            _line(
+                f"target_tokens = {_STEPS * step_tokens:_}", f"a round is due at 3 peers x {_STEPS // 3} local steps"
+            ),
+        ),
+    )
+    text = DEFAULT_TOML
+    for pattern, line in edits:
+        text = re.sub(pattern, line.replace("\\", r"\\"), text, count=1)
+    return text
+
+
+def _line(key: str, comment: str) -> str:
+    return f"{key:<30} # {comment}"

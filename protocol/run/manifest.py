@@ -83,8 +83,8 @@ class RunSection(Section):
     """Most peers in a round. Others train and wait for a later round."""
 
     start_from: Annotated[str, Field(max_length=4096)] = ""
-    """Folder of a Llama checkpoint, relative to run.toml, with the sizes of [model]. The run begins with values from the seed if
-    not given.
+    """Folder of a checkpoint in the Hugging Face layout, relative to run.toml, with the sizes of [model]. The run begins with values
+    from the seed if not given. `potluck init --from` writes both.
     """
 
     shards: Shards = "data"

@@ -39,7 +39,7 @@ class LayerActivations:
         compiled: that a compiler keeps beside the layer's input; it computes what lies between products again.
         sums: kept in float32: one for each norm and head.
         widest: of the widest activation between two products.
-        num_norms: norms of the stream.
+        normed: that norms take, of the stream and inside of the layer.
         split: of `kept`, those of which processes that share a layer have a part each; `split_products` of the other two.
         keys: keys and values together.
     """
@@ -49,7 +49,7 @@ class LayerActivations:
     compiled: int
     sums: int
     widest: int
-    num_norms: int
+    normed: int
     split: int = 0
     split_products: int = 0
     keys: int = 0
@@ -95,6 +95,13 @@ class ModelConfig(Protocol):
     @property
     def attention_dim(self) -> int:
         """Values of all query heads of a token in one layer: attention multiplies each with every earlier token's, twice."""
+        ...
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens that each token's attention multiplies with, as work is counted: all of the context, although causality hides half of
+        it; less where attention looks back only so far.
+        """
         ...
 
     @property

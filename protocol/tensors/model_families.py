@@ -24,7 +24,7 @@ from pydantic_core import InitErrorDetails
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
 
-FAMILIES: Final = ("llama",)
+FAMILIES: Final = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 """All families that this release knows."""
 
 DEFAULT_FAMILY: Final = "llama"

@@ -66,7 +66,9 @@ class StackedDecoder:
         """Attention of all peers' sequences, before its output matrix."""
         config = self.config
         q, k, v = (self._linear(y, f"{name}.{part}.weight") for part in ("wq", "wk", "wv"))
-        q, k, v = (part.view(-1, num_tokens, part.shape[-1] // config.head_dim, config.head_dim) for part in (q, k, v))
+        q, k, v = (
+            part.view(-1, num_tokens, part.shape[-1] // config.head_size, config.head_size) for part in (q, k, v)
+        )
         q, k = rotate(q, self._rotation), rotate(k, self._rotation)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mixed = functional.scaled_dot_product_attention(

@@ -22,7 +22,7 @@ class _Layer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        kv_dim = config.num_kv_heads * config.head_dim
+        kv_dim = config.num_kv_heads * config.head_size
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.wqkv = nn.Linear(config.dim, config.dim + 2 * kv_dim, bias=False)
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
@@ -33,11 +33,11 @@ class _Layer(nn.Module):
     def forward(self, x_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         config = self.config
         batch, num_tokens, dim = x_BTD.shape
-        kv_dim = config.num_kv_heads * config.head_dim
+        kv_dim = config.num_kv_heads * config.head_size
         q, k, v = self.wqkv(self.norm(x_BTD)).split((dim, kv_dim, kv_dim), dim=-1)
-        q = rotate(q.view(batch, num_tokens, -1, config.head_dim), table).transpose(1, 2)
-        k = rotate(k.view(batch, num_tokens, -1, config.head_dim), table).transpose(1, 2)
-        v = v.view(batch, num_tokens, -1, config.head_dim).transpose(1, 2)
+        q = rotate(q.view(batch, num_tokens, -1, config.head_size), table).transpose(1, 2)
+        k = rotate(k.view(batch, num_tokens, -1, config.head_size), table).transpose(1, 2)
+        v = v.view(batch, num_tokens, -1, config.head_size).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=config.num_kv_heads < config.num_heads
         )

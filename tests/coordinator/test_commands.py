@@ -63,6 +63,11 @@ def test_init_writes_the_kind_of_run_that_is_asked_for_and_nothing_for_one_that_
     assert not (tmp_path / "none.toml").exists()
 
 
+def test_init_from_a_checkpoint_is_for_runs_whose_peers_hold_the_whole_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--from model with --shards pipeline; expected data"):
+        init_run(tmp_path / "run.toml", "pipeline", "model")
+
+
 def test_invite_is_remembered_by_its_hash_only(state: Path) -> None:
     invite = decode_invite(make_invite(state, uses=3, hours=2.0))
     with open_ledger(state / LEDGER_FILE) as ledger:

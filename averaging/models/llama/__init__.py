@@ -1,1 +1,1 @@
-"""Llama: root-mean-square norms, rotary positions, SwiGLU, grouped queries."""
+"""Llama: root-mean-square norms, rotary positions, SwiGLU, grouped queries. Other families are the same decoder with switches."""

@@ -213,7 +213,7 @@ def _layer_bytes(
     if is_compiled:
         return num_bytes * (dim + layer.compiled) + VALUE_BYTES * layer.sums
     # without one kernel for it, a norm keeps its input and the normed values in float32
-    normed = 0 if has_fused_norms else layer.num_norms * dim * (2 * VALUE_BYTES - num_bytes)
+    normed = 0 if has_fused_norms else layer.normed * (2 * VALUE_BYTES - num_bytes)
     return num_bytes * layer.kept + normed + VALUE_BYTES * layer.sums
 
 
@@ -249,5 +249,5 @@ def flops_per_token(load: CardLoad) -> int:
     """
     is_lookup = load.has_embedding and not (load.model.is_tied and load.has_head)
     looked_up = sum(spec.num_elements for spec in load.specs if spec.name == EMBEDDING and is_lookup)
-    attention = 12 * load.num_layers * load.model.attention_dim * load.model.context_tokens
+    attention = 12 * load.num_layers * load.model.attention_dim * load.model.attended_tokens
     return 6 * (load.num_values - looked_up) + attention

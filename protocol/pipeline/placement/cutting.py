@@ -52,7 +52,7 @@ def computed_costs(config: ModelConfig) -> StageCosts:
     """Multiplications per token, for peers without measurements: each weight once forward and twice backward, plus causal
     attention over half the context (PaLM, 2204.02311, appendix B). Looking a token up takes none.
     """
-    layer = num_matrix_values(model_parts(config).layers[0]) + config.context_tokens * config.attention_dim
+    layer = num_matrix_values(model_parts(config).layers[0]) + config.attended_tokens * config.attention_dim
     return StageCosts(0.0, 3.0 * layer, 3.0 * config.dim * config.vocab_size)
 
 

@@ -19,8 +19,14 @@ from protocol.tensors.stage_schema import StageMap, stage_schema
 from tests.at_once import stage_units
 from tests.peer.training_world import training_plan
 
-SMALL = {
-    "llama": {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 24, "context_tokens": 16},
+_SIZES = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 24, "context_tokens": 16}
+
+SMALL: dict[str, dict[str, object]] = {
+    "llama": _SIZES,
+    "mistral": {**_SIZES, "window_tokens": 12},
+    "olmo2": _SIZES,
+    "qwen2": _SIZES,
+    "qwen3": {**_SIZES, "head_dim": 6},
 }
 """Numbers of a small model, of each family."""
 

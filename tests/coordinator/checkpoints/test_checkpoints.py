@@ -31,7 +31,7 @@ from coordinator.run.run_files import RunTokenizer
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.tensors.expert_schema import MixtureConfig, held_units
-from protocol.tensors.model_config import model_schema
+from protocol.tensors.model_config import ModelConfig, model_schema
 from protocol.tensors.model_units import model_units
 from protocol.tensors.stage_schema import StageMap
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
@@ -55,13 +55,19 @@ def decoder(**changes: object) -> LlamaConfig:
 
 
 def checkpoint_of(
-    folder: Path, config: LlamaConfig, scale: float = 10.0, tokenizer: RunTokenizer | None = None
+    folder: Path,
+    config: ModelConfig,
+    scale: float = 10.0,
+    tokenizer: RunTokenizer | None = None,
+    anchor_N: torch.Tensor | None = None,
 ) -> Path:
-    """A checkpoint with weights large enough that every part of the model matters, norms that are not all one included."""
+    """A checkpoint with these weights, or some large enough that every part of the model matters, norms that are not all one
+    included.
+    """
     schema = model_schema(config)
     grid = ChunkGrid(schema.num_elements, 1024)
-    anchor_N = genesis_anchor(schema, 5) * scale
-    anchor_N += genesis_anchor(schema, 6)
+    if anchor_N is None:
+        anchor_N = genesis_anchor(schema, 5) * scale + genesis_anchor(schema, 6)
     state = UnitState(schema.unit, CommitId(b"c" * 32), 3, 600, anchor_N, torch.zeros_like(anchor_N))
     what = CheckpointContent(
         "run", "ab" * 32, schema, grid, config.model_dump(), state, state_root(state, grid), tokenizer

@@ -126,10 +126,21 @@ def test_each_number_that_differs_from_run_toml_is_named(
     ("changes", "found"),
     [
         ({"model_type": "qwen3"}, "model_type is 'qwen3'"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
-        ({"head_dim": 8}, "head_dim is 8; expected 4"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3'; expected 'llama'"),
+        ({"attention_bias": True}, "attention_bias is true; expected false; no family has another: llama, mistral, "),
+        ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; expected "silu"; no family has another'),
+        ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}; expected null'),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        (
+            {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}},
+            'model.rope_scaling is "none" and not "linear", model.rope_factor is 1.0 and not 2.0',
+        ),
+        (
+            {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_type is 'dynamic'; expected one of default, linear, llama3, yarn, which all families have",
+        ),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "linear"}}, "factor is null; expected a number"),
+        ({"head_dim": 8}, "model.head_dim is 4 and not 8"),
         ({"vocab_size": None}, "vocab_size is null; expected a number; download"),
         ({"hidden_size": "16"}, 'hidden_size is "16"; expected a number; download'),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; expected true or false"),
@@ -138,7 +149,14 @@ def test_each_number_that_differs_from_run_toml_is_named(
             {"rope_scaling": {"rope_type": "default", "rope_theta": 5.0}},
             "rope_parameters.rope_theta is 10000.0 and rope_scaling.rope_theta is 5.0",
         ),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "rope_parameters and rope_scaling differ; expected one of both",
+        ),
+        (
+            {"rope_parameters": ..., "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "truncate": False}},
+            "rope_scaling.truncate is False; expected True, in all families",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ],
 )
@@ -171,7 +189,7 @@ def test_values_that_follow_from_others_are_those_that_transformers_reads(
     theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
     own = decoder(num_kv_heads=theirs.num_key_value_heads, rope_theta=theirs.rope_parameters["rope_theta"])
     assert len(read_weights(folder, own))
-    assert (own.num_kv_heads, own.head_dim) == (4, theirs.head_dim)
+    assert (own.num_kv_heads, own.head_size) == (4, theirs.head_dim)
 
 
 def test_head_of_its_own_in_a_checkpoint_that_ties_it_is_refused_with_both_names(tmp_path: Path) -> None:

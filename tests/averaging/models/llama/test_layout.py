@@ -1,0 +1,164 @@
+"""Each family as transformers has it: its checkpoints come in with the same logits, and go out with the same logits and texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from averaging.models.family import family_of, layout_of
+from coordinator.checkpoints.checkpoint_export import export_checkpoint
+from coordinator.checkpoints.weights_import import read_weights
+from peer.models.decode_text import sample_tokens
+from peer.models.decoder import Decoder, load_flat
+from peer.models.sampling import Sampling
+from peer.training.local_training import LocalTrainer
+from protocol.tensors.model_config import ModelConfig, model_schema
+from protocol.tensors.model_families import parse_model
+from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of
+from tests.peer.training_world import training_plan
+
+CONTEXT = 16
+
+_SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+
+_LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 50.0}
+_LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 50.0}
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A model that transformers makes: of a kind, with changes of its config, in a type, in one file or several."""
+
+    model_type: str
+    changes: MappingProxyType[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    dtype: torch.dtype = torch.float32
+    is_sharded: bool = False
+    seed: int = 1
+
+
+def theirs(
+    model_type: str, dtype: torch.dtype = torch.float32, *, sharded: bool = False, seed: int = 1, **changes: Any
+) -> Theirs:
+    return Theirs(model_type, MappingProxyType(changes), dtype, sharded, seed)
+
+
+MODELS = {
+    "llama 2, sharded": theirs("llama", sharded=True),
+    "llama 3, tied, one key-value head": theirs(
+        "llama",
+        torch.bfloat16,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        rope_parameters={**_LLAMA3, "original_max_position_embeddings": 8},
+    ),
+    "llama with wide heads, linear": theirs("llama", head_dim=10, rope_parameters=_LINEAR, seed=2),
+    "smollm, five heads": theirs(
+        "llama", hidden_size=20, num_attention_heads=5, num_key_value_heads=5, tie_word_embeddings=True
+    ),
+    "mistral with a window": theirs("mistral", torch.float16, sliding_window=5, num_key_value_heads=1),
+    "mistral nemo": theirs("mistral", sliding_window=None, head_dim=4, seed=2),
+    "qwen 2, tied": theirs("qwen2", tie_word_embeddings=True),
+    "qwen 2, yarn, sharded": theirs("qwen2", rope_parameters=_YARN, num_key_value_heads=1, sharded=True, seed=2),
+    "qwen 3, tied": theirs("qwen3", torch.bfloat16, head_dim=6, tie_word_embeddings=True),
+    "qwen 3, sharded": theirs("qwen3", head_dim=12, num_key_value_heads=1, sharded=True, seed=2),
+    "olmo 2": theirs("olmo2", rms_norm_eps=1e-6),
+    "olmo 2, grouped, tied": theirs("olmo2", num_key_value_heads=1, tie_word_embeddings=True, seed=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def saved(folder: Path, made: Theirs) -> Any:
+    """The model, in float32, as its checkpoint in `folder` has it."""
+    torch.manual_seed(made.seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(made.model_type, **{**_SIZES, **made.changes}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_scale = name.endswith("norm.weight") or "layernorm" in name
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if is_scale else 0.0))
+    model.to(made.dtype).save_pretrained(folder, max_shard_size="20KB" if made.is_sharded else "1GB")
+    assert (folder / "model.safetensors.index.json").exists() == made.is_sharded
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def config_of(folder: Path) -> ModelConfig:
+    file = folder / "config.json"
+    found = json.loads(file.read_text())
+    family, layout = family_of(file, found)
+    return parse_model({"family": family, "context_tokens": CONTEXT, **layout.model_values(file, found)})
+
+
+def tokens(seed: int) -> torch.Tensor:
+    return torch.randint(257, (2, CONTEXT), generator=torch.Generator().manual_seed(seed))
+
+
+def own_logits(config: ModelConfig, flat_N: torch.Tensor, tokens_BT: torch.Tensor) -> torch.Tensor:
+    model = Decoder(config)
+    load_flat(model, model_schema(config), flat_N)
+    with torch.no_grad():
+        return model(tokens_BT)
+
+
+def their_logits(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(tokens_BT).logits
+    return found
+
+
+@pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
+def test_a_checkpoint_of_transformers_is_trained_and_goes_back_with_the_same_logits_and_text(
+    tmp_path: Path, made: Theirs
+) -> None:
+    first = saved(tmp_path / "theirs", made)
+    config, tokens_BT = config_of(tmp_path / "theirs"), tokens(made.seed)
+    assert layout_of(config).model_type == made.model_type
+    start_N = read_weights(tmp_path / "theirs", config)
+    expected = their_logits(first, tokens_BT)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(own_logits(config, start_N, tokens_BT), expected, rtol=1e-5, atol=1e-5)
+
+    trainer = LocalTrainer(training_plan(tmp_path, model=config))
+    trainer.load(start_N, 0)
+    for _ in range(10):
+        trainer.step()
+    trained_N = trainer.theta().clone()
+    assert not torch.allclose(trained_N, start_N, atol=1e-3)
+    export_checkpoint(checkpoint_of(tmp_path, config, anchor_N=trained_N), tmp_path / "out")
+    back, reported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(reported.values())
+    assert back.config.architectures == first.config.architectures
+    found = their_logits(back, tokens_BT)
+    torch.testing.assert_close(found, own_logits(config, trained_N, tokens_BT), rtol=1e-5, atol=1e-5)
+
+    prompt = tokens_BT[0, :7].tolist()
+    own = list(sample_tokens(config, trained_N, prompt=prompt, sampling=Sampling(8, temperature=0.0)))
+    text = back.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8, max_length=None)[
+        0, len(prompt) :
+    ].tolist()
+    assert own == text[: text.index(256)] if 256 in text else text
