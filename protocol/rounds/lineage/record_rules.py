@@ -138,18 +138,7 @@ def result_problem(
     each member whether it is counted. `voters`: the base roster; others need proof of their admission. None where it is not known.
     """
     for entry in header.included:
-        claim = ContributionHeader(
-            proposal.unit,
-            proposal.base,
-            member_of(entry),
-            entry.tokens,
-            proposal.codec,
-            entry.root,
-            entry.attested,
-            entry.attested_root,
-            entry.lanes,
-        )
-        if not is_signed(check, entry.peer, entry.seal, encode_claim(claim)):
+        if not is_signed(check, entry.peer, entry.seal, encode_claim(claim_in(entry, proposal))):
             return f"a result that counts what {short(entry.peer)} did not sign"
         is_voter = voters is None or entry.peer in voters
         if not is_voter and not check.verifier.admits(entry.credential, entry.peer, check.run_id):
@@ -165,6 +154,21 @@ def result_problem(
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
     return ""
+
+
+def claim_in(entry: Included, proposal: Proposal) -> ContributionHeader:
+    """The claim that a member has to have signed for what a reducer says of it."""
+    return ContributionHeader(
+        proposal.unit,
+        proposal.base,
+        member_of(entry),
+        entry.tokens,
+        proposal.codec,
+        entry.root,
+        entry.attested,
+        entry.attested_root,
+        entry.lanes,
+    )
 
 
 def sum_in(header: ResultHeader, proposal: Proposal) -> SliceSum:
