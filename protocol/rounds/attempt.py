@@ -18,7 +18,7 @@ from protocol.rounds.expulsion import convict
 from protocol.rounds.lineage.chain import is_evidence, link_after
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
-from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, weight_cap
+from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
     Ack,
@@ -171,7 +171,7 @@ def _settle(
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
-    problem = record_problem(state.link, record, check, voters.left)
+    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(state.link, record)
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))

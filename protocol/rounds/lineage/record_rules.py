@@ -270,6 +270,16 @@ def _most_cap(tokens: Sequence[int], target_tokens: int) -> int:
     return (LATE_FACTOR if len(tokens) >= MANY else 1) * weight_cap(tokens, target_tokens)
 
 
+def low_cap_problem(parent: ChainLink, record: CommitRecord) -> str:
+    """Why a weight cap is too low; empty where it is not. It would count everybody's work as next to nothing. Only voters ask, of new
+    records: what was committed stands.
+    """
+    least = weight_cap((entry.tokens for entry in record.contributors), parent.target_tokens) // LATE_FACTOR
+    if record.weight_cap_tokens >= least:
+        return ""
+    return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
+
+
 def most_credited(parent: ChainLink) -> int:
     """The most tokens that the commit after `parent` may credit, in all. The credits of fewer than MANY contributors may be the word
     of one alone: they let the next commit credit no more than CREDIT_FACTOR times again.
