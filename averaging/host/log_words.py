@@ -67,7 +67,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "switch_not_logged": "a change of branch was not noted on the disk",
     "task_failed": "a step of the round failed",
     "unused_run_replaced": "the run in this folder was replaced",
-    "voter_convicted": "a peer voted twice in one round and is shut out",
+    "voter_convicted": "a peer signed two contradicting things in one round and is shut out",
     "votes_not_read": "earlier votes could not be read",
 }
 """Words for events whose names only their authors understand. Every other event is said by its name."""

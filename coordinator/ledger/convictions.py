@@ -1,4 +1,4 @@
-"""Bans voters that two of their own acks convict. The proofs come with reports, or from forks that the host records itself."""
+"""Bans voters that two of their own signatures convict. The proofs come with reports, or from forks that the host records itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Convictions:
         self._clock = clock
 
     async def take(self, pairs: Sequence[AckPair]) -> None:
-        """Judge pairs of acks that a peer reported. Those that prove nothing are ignored.
+        """Judge pairs of acks, or claims, that a peer reported. Those that prove nothing are ignored.
 
         Raises:
             StorageError: the ledger refused; the peer will send the same again.

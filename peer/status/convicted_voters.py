@@ -1,4 +1,4 @@
-"""Voters that two of their own acks convict. They are out at once, also while the host is away, and the host gets the proofs.
+"""Voters that two of their own signatures convict. They are out at once, also while the host is away, and the host gets the proofs.
 
 Nothing of this is saved. A process that starts again hears of them from the host's bans, or finds the proofs again.
 """
@@ -49,7 +49,7 @@ class ConvictedVoters:
             return False
         self.proofs[report.voter] = proof
         self.waiting.append(proof)
-        reason = "it acked two records on one base and hid the first; it is out, and the host hears of it"
+        reason = "two things that it signed in one round contradict each other; it is out, and the host hears of it"
         log.warning("voter_convicted", peer=peer_name(report.voter), reason=reason)
         if report.voter != self.me:
             self.expel((report.voter,))
@@ -71,4 +71,4 @@ class ConvictedVoters:
             return ""
         names = ", ".join(peer_name(peer) for peer in list(self.proofs)[:3])
         others = f" and {len(self.proofs) - 3} more" if len(self.proofs) > 3 else ""
-        return f"voted twice on one base and are out: {names}{others}"
+        return f"signed what contradicts itself and are out: {names}{others}"

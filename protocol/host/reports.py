@@ -108,7 +108,7 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True)
 class AckPair:
-    """Two signed acks of one voter that contradict each other (protocol/rounds/lineage/double_votes.py). The host checks them."""
+    """Two signed acks, or claims, of one voter that contradict each other (double_votes.py). The host checks them."""
 
     one: bytes
     other: bytes

@@ -18,7 +18,7 @@ from protocol.rounds.expulsion import convict
 from protocol.rounds.lineage.chain import is_evidence, link_after
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
-from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, weight_cap
+from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
     Ack,
@@ -155,10 +155,12 @@ def _settle(
     state: RoundState, led: Leading, proposal: Proposal, results: Sequence[ResultHeader], now_s: float
 ) -> RoundStep:
     """Every slice has a result and its bytes are here: make the record and send it."""
-    config, liar = state.config, two_claims(results)
-    if liar is not None and liar != state.config.me.peer:
-        state = replace(state, barred=state.barred.expelling(liar))
-        return failed(state, now_s, f"{short(liar)} signed two claims on one base: it is out", wait_s=0.0)
+    config, check = state.config, SignatureCheck(state.config.verifier, state.config.run_id)
+    claims = two_claims(results, proposal, check)
+    if claims is not None:
+        convicted = convict(state, (claims,))
+        ended = failed(convicted.state, now_s, convicted.reason or "two claims of one member are here", wait_s=0.0)
+        return RoundStep(ended.state, convicted.actions, ended.reason)
     alive = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     voters = voters_at_hand(state, alive, now_s)
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
@@ -169,7 +171,7 @@ def _settle(
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
-    problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), voters.left)
+    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(state.link, record)
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))

@@ -1,4 +1,4 @@
-"""A voter that two of its own acks convict is out: its votes and its work count no more here, and everybody is told.
+"""A voter that its own signatures convict is out: its votes and its work count no more here, and everybody is told.
 
 Rules: R13, R14 (protocol/rounds/RULES.md).
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
-from protocol.rounds.lineage.double_votes import double_voter, double_voters
+from protocol.rounds.lineage.double_votes import conviction_of, double_voters
 from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.messages.messages import Certificate, DoubleVote
 from protocol.rounds.orders import Action, ReportDoubleVote, Send
@@ -18,23 +18,24 @@ from protocol.rounds.state import RoundState, RoundStep
 
 
 def accused(state: RoundState, sender: PeerId, message: DoubleVote) -> RoundStep:
-    """Another peer shows two acks of one voter."""
+    """Another peer shows two signatures of one voter."""
     found = convict(state, ((message.one, message.other),))
     if found.state is state:
-        return RoundStep(state, remark=f"{short(sender)} shows two acks that convict nobody new")
+        return RoundStep(state, remark=f"{short(sender)} shows what convicts nobody new")
     return found
 
 
 def convict(state: RoundState, pairs: Iterable[tuple[bytes, bytes]]) -> RoundStep:
-    """Expel each voter that a pair of acks convicts, keep the proof at the host, and tell the others once."""
+    """Expel each voter that a pair of its acks or claims convicts, keep the proof at the host, and tell the others once."""
     check, expelled = SignatureCheck(state.config.verifier, state.config.run_id), set(state.barred.expelled)
     orders: list[Action] = []
     for one, other in pairs:
-        voter = double_voter(one, other, check)
-        if voter is None or voter in expelled:
+        found = conviction_of(one, other, check)
+        if found is None or found.voter in expelled:
             continue
+        voter = found.voter
         expelled.add(voter)
-        reason = f"{short(voter)} acked two records on one base and hid the first: it is out"
+        reason = f"{short(voter)} {found.words}: it is out"
         told, me = DoubleVote(state.config.unit, one, other), state.config.me.peer
         others = tuple(peer for peer in sorted(state.peers) if peer not in (voter, me) and not is_gone(state, peer))
         orders += [ReportDoubleVote(voter, one, other, reason)]

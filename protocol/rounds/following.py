@@ -26,7 +26,7 @@ from protocol.rounds.events import (
 from protocol.rounds.expulsion import convict_by
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, known_commits
+from protocol.rounds.lineage.lineage import SpineView, Standing, TreeNode, best_head, known_commits
 from protocol.rounds.messages.messages import Certificate, Committed, UnitHead
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
@@ -42,6 +42,9 @@ all.
 
 MOST_LONE_SIBLINGS: Final = 4
 """Lone commits of the same voters on one base. Honest ones sign one, and another after a crash that hid the first from them."""
+
+MOST_BESIDE: Final = 1024
+"""Commits beside our lineage that are kept in all. Beyond it none of a lone lineage that we do not follow is kept."""
 
 LEADERS_WORD_S: Final = 2.0
 """Seconds that the leader's certificate may take after another peer reports the commit: as long as a call."""
@@ -97,7 +100,7 @@ def committed(state: RoundState, sender: PeerId, message: Committed, now_s: floa
         found = f"{short(sender)} sent a commit of unit {message.unit}"
         return RoundStep(state, remark=f"{found}; this is {state.config.unit}")
     try:
-        added = _with_certificate(state, message.certificate)
+        added = _with_certificate(state, message.certificate, now_s)
     except (RemoteProtocolError, VersionError) as error:
         return RoundStep(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
     if added is None:
@@ -141,7 +144,7 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> R
     """A peer sent its lineage after the newest commit that we share."""
     for certificate in event.certificates:
         try:
-            added = _with_certificate(state, certificate)
+            added = _with_certificate(state, certificate, now_s)
         except (RemoteProtocolError, VersionError) as error:
             return RoundStep(state, (), f"dropped a certificate of {short(event.source)}: {error.one_line()}")
         if added is None:
@@ -150,7 +153,7 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> R
     return _judged(state, event.certificates, event.source, now_s)
 
 
-def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState | None:
+def _with_certificate(state: RoundState, certificate: Certificate, now_s: float) -> RoundState | None:
     """The state with one more verified commit, or None when its parent is not known. A known commit was verified when it came:
     further certificates of it are ignored.
     """
@@ -158,22 +161,43 @@ def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState
     parent = state.tree.nodes.get(base)
     if parent is None:
         return None
-    if commit_id(base, certificate.record) in state.tree.nodes or _is_one_too_many(state, certificate.record):
+    if commit_id(base, certificate.record) in state.tree.nodes or _is_one_too_many(state, certificate.record, now_s):
         return state
     known = state.config
     link = verify_certificate(certificate, parent.link, verifier=known.verifier, run_id=known.run_id)
     return replace(state, tree=state.tree.add(link, certificate))
 
 
-def _is_one_too_many(state: RoundState, raw: bytes) -> bool:
-    """Whether these voters signed enough lone commits on this base already: one alone can sign as many as it likes, and each costs
-    memory and time for good.
+def _is_one_too_many(state: RoundState, raw: bytes, now_s: float) -> bool:
+    """Whether this commit is of no use here: these voters signed enough lone ones on its base, or it continues a lone lineage that we
+    do not follow, and we know enough of such. One voter alone can sign as many as it likes, and each costs memory and time for good.
     """
-    record = decode_record(raw)
-    if not record.lone:
+    record, tree = decode_record(raw), state.tree
+    if record.lone:
+        links = (node.link for node in tree.nodes.values() if node.link.parent == record.parent)
+        if sum(link.is_lone and link.roster == record.roster for link in links) >= MOST_LONE_SIBLINGS:
+            return True
+    num_ours = 1 + state.link.index - tree.nodes[tree.root].link.index
+    return len(tree.nodes) - num_ours >= MOST_BESIDE and _is_lone_beside(state, record.parent, now_s)
+
+
+def _is_lone_beside(state: RoundState, commit: CommitId, now_s: float) -> bool:
+    """Whether what leads from our lineage to this commit begins with a lone commit that we do not follow."""
+    tree, head = state.tree, state.link.commit
+    fork = tree.common(head, commit)
+    theirs = tree.path(fork, commit) if fork is not None else None
+    if fork is None or not theirs or not theirs[0].link.is_lone:
         return False
-    same = (node.link for node in state.tree.nodes.values() if node.link.parent == record.parent and node.link.is_lone)
-    return sum(link.roster == record.roster for link in same) >= MOST_LONE_SIBLINGS
+    ours = tree.path(fork, head)
+    if not ours:  # we may still follow it, as long as nothing speaks against it
+        return theirs[0].link.commit in lone_refused(state, now_s)
+    return not ours[0].link.is_lone and (state.spine is None or _are_with_spine(state.spine, ours))
+
+
+def _are_with_spine(spine: SpineView, nodes: Sequence[TreeNode]) -> bool:
+    """Whether these commits of another unit were made with the spine that we follow."""
+    records = (node.link.record for node in nodes)
+    return all(record is not None and spine.standing(record.spine) is Standing.FOLLOWED for record in records)
 
 
 def consider(state: RoundState, source: PeerId | None, now_s: float) -> RoundStep:

@@ -237,7 +237,7 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
         return RoundStep(state, remark=f"dropped {found}; expected at most {most_bytes}: others have to carry it")
     state = liveness.heard(state, sender, now_s)
     if sender in state.barred.expelled:
-        return RoundStep(state, remark=f"dropped a message of {short(sender)}, which acked two records on one base")
+        return RoundStep(state, remark=f"dropped a message of {short(sender)}, which its own signatures convict")
     match message:
         case DoubleVote():
             return accused(state, sender, message)

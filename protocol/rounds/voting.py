@@ -20,7 +20,7 @@ from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_pr
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, record_problem
+from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
     Ack,
@@ -195,6 +195,9 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
+    low = low_cap_problem(state.link, record)
+    if low:
+        return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more
     dropped = (peer for peer in state.link.roster if peer not in record.roster)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,26 @@ def test_a_record_of_results_that_only_its_leader_has_is_not_finished_by_the_nex
     table.run_until(lambda: all(seat.head.index >= 2 for seat in honest), 240.0)
     assert any(promise.acked is not None for promise in liar.sent(Promise) if isinstance(promise, Promise))
     assert _made_by(liar, honest) == []
+
+
+@pytest.mark.parametrize("cap", [1, 99])
+def test_a_leader_whose_cap_counts_everybodys_work_as_next_to_nothing_commits_nothing(
+    cap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = _table()
+    liar, honest = table.opener(), attempt.Proposal
+
+    def proposed(**fields: Any) -> Proposal:
+        proposal = honest(**fields)
+        return replace(proposal, weight_cap_tokens=cap) if proposal.ballot.peer == liar.peer else proposal
+
+    monkeypatch.setattr(attempt, "Proposal", proposed)
+    monkeypatch.setattr(attempt, "low_cap_problem", lambda *_: "")
+    table.run_until(lambda: table.all_at(4), 200.0)
+    assert any(proposal.weight_cap_tokens == cap for proposal in liar.sent(Proposal) if isinstance(proposal, Proposal))
+    records = [link.record for link, _ in liar.disk.chain]
+    assert all(record is not None and record.weight_cap_tokens >= 100 for record in records)
+    assert any(f"a weight cap of {cap} tokens" in reason for seat in table.others(liar) for reason in seat.reasons)
 
 
 @pytest.mark.parametrize("tokens", [(100, 100, 100, 100), (100, 100, 100, 10_000)])

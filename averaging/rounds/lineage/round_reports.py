@@ -104,7 +104,7 @@ class RoundReason:
 
 @dataclass(frozen=True, slots=True)
 class VoterConvicted:
-    """A voter acked two records on one base and hid the first; `one` and `other` are the signed acks that prove it."""
+    """A voter's own signatures convict it; `one` and `other` are the acks or claims that prove it."""
 
     voter: PeerId
     one: bytes

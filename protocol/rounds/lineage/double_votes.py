@@ -4,50 +4,57 @@ An honest voter may ack a second record on a base, in a higher ballot, if the fi
 the first. So one of two things is a proof: two acks of one ballot, or a later ack that does not name the earlier. Acks of lone
 records stand apart, as their promises do (R18).
 
-Rules: R16, R18 (protocol/rounds/RULES.md).
+Two claims of one process on one base prove a lie as well: it makes one contribution for all attempts (R8).
+
+Rules: R8, R16, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError, VersionError
+from protocol.identity.envelope import enveloped, open_envelope
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain import open_ack
-from protocol.rounds.lineage.record_rules import SignatureCheck
-from protocol.rounds.messages.messages import Certificate, ResultHeader
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, claim_in
+from protocol.rounds.messages.claim import decode_claim, encode_claim
+from protocol.rounds.messages.messages import Certificate, Proposal, ResultHeader
 from protocol.rounds.messages.record import Included
+from protocol.rounds.messages.requests import ContributionHeader
 
 
 @dataclass(frozen=True, slots=True)
 class Conviction:
-    """The voter that two acks convict, the base, and the two records that it acked there."""
+    """The voter that its own signatures convict, the base, and the two records that it acked there; none if it signed two claims."""
 
     voter: PeerId
     base: CommitId
-    commits: tuple[CommitId, CommitId]
+    commits: tuple[CommitId, ...]
 
     @property
     def words(self) -> str:
         """The proven lie, as the end of a sentence about the voter."""
-        one, other = self.commits
-        return f"acked {short(one)} and {short(other)} on base {short(self.base)}, and the later ack hides the earlier"
+        base = short(self.base)
+        if not self.commits:
+            return f"signed two claims of one process on base {base}"
+        both = " and ".join(short(commit) for commit in self.commits)
+        return f"acked {both} on base {base}, and the later ack hides the earlier"
 
 
 def double_voter(one: bytes, other: bytes, check: SignatureCheck) -> PeerId | None:
-    """The peer that these two signed acks convict; None if they prove nothing."""
+    """The peer that these two signed acks, or claims, convict; None if they prove nothing."""
     found = conviction_of(one, other, check)
     return found.voter if found is not None else None
 
 
 def conviction_of(one: bytes, other: bytes, check: SignatureCheck) -> Conviction | None:
-    """The proof that these two signed acks are; None if they prove nothing."""
+    """The proof that these two signed acks, or claims, are; None if they prove nothing."""
     try:
         acks = [open_ack(raw, verifier=check.verifier, run_id=check.run_id) for raw in (one, other)]
     except (RemoteProtocolError, VersionError):
-        return None
+        return _two_claims_of_one(one, other, check)
     (voter, low), (other_voter, high) = sorted(acks, key=lambda item: item[1].ballot)
     if voter != other_voter or (low.unit, low.base) != (high.unit, high.base) or low.lone or high.lone:
         return None
@@ -80,11 +87,40 @@ def _by_voter(acks: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, byte
     return found
 
 
-def two_claims(results: Sequence[ResultHeader]) -> PeerId | None:
-    """A member of which two reducers have different claims, both signed: no record can be made of their results."""
+def _two_claims_of_one(one: bytes, other: bytes, check: SignatureCheck) -> Conviction | None:
+    try:
+        claims = [_open_claim(raw, check) for raw in (one, other)]
+    except (RemoteProtocolError, VersionError):
+        return None
+    first, second = claims
+    is_one_process = (first.unit, first.base, first.member) == (second.unit, second.base, second.member)
+    return Conviction(first.member.peer, first.base, ()) if is_one_process and first != second else None
+
+
+def _open_claim(raw: bytes, check: SignatureCheck) -> ContributionHeader:
+    envelope = open_envelope(raw, verifier=check.verifier, domain=ROUND_DOMAIN, run_id=check.run_id, now_unix_ms=None)
+    claim = decode_claim(envelope.payload)
+    if claim.member.peer != envelope.sender:
+        raise RemoteProtocolError(
+            f"a claim of {short(claim.member.peer)}", f"one of its signer {short(envelope.sender)}"
+        )
+    return claim
+
+
+def two_claims(
+    results: Sequence[ResultHeader], proposal: Proposal, check: SignatureCheck
+) -> tuple[bytes, bytes] | None:
+    """Two claims of one member, as it signed them, of which two reducers have one each: no record can be made of their results."""
     known: dict[PeerId, Included] = {}
     for entry in (entry for header in results for entry in header.included):
-        plain = dataclasses.replace(entry, seal=b"", credential=b"")
-        if known.setdefault(entry.peer, plain) != plain:
-            return entry.peer
+        first = known.setdefault(entry.peer, entry)
+        if claim_in(first, proposal) != claim_in(entry, proposal):
+            return _signed_claim(first, proposal, check), _signed_claim(entry, proposal, check)
     return None
+
+
+def _signed_claim(entry: Included, proposal: Proposal, check: SignatureCheck) -> bytes:
+    """The envelope of which a result carries the seal."""
+    key = check.verifier.public_key_of(entry.peer)
+    payload = encode_claim(claim_in(entry, proposal))
+    return enveloped(entry.seal, domain=ROUND_DOMAIN, run_id=check.run_id, public_key=key, payload=payload)

@@ -138,18 +138,7 @@ def result_problem(
     each member whether it is counted. `voters`: the base roster; others need proof of their admission. None where it is not known.
     """
     for entry in header.included:
-        claim = ContributionHeader(
-            proposal.unit,
-            proposal.base,
-            member_of(entry),
-            entry.tokens,
-            proposal.codec,
-            entry.root,
-            entry.attested,
-            entry.attested_root,
-            entry.lanes,
-        )
-        if not is_signed(check, entry.peer, entry.seal, encode_claim(claim)):
+        if not is_signed(check, entry.peer, entry.seal, encode_claim(claim_in(entry, proposal))):
             return f"a result that counts what {short(entry.peer)} did not sign"
         is_voter = voters is None or entry.peer in voters
         if not is_voter and not check.verifier.admits(entry.credential, entry.peer, check.run_id):
@@ -165,6 +154,21 @@ def result_problem(
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
     return ""
+
+
+def claim_in(entry: Included, proposal: Proposal) -> ContributionHeader:
+    """The claim that a member has to have signed for what a reducer says of it."""
+    return ContributionHeader(
+        proposal.unit,
+        proposal.base,
+        member_of(entry),
+        entry.tokens,
+        proposal.codec,
+        entry.root,
+        entry.attested,
+        entry.attested_root,
+        entry.lanes,
+    )
 
 
 def sum_in(header: ResultHeader, proposal: Proposal) -> SliceSum:
@@ -264,6 +268,16 @@ def recorded_cap(proposed: int, tokens: Sequence[int], target_tokens: int) -> in
 def _most_cap(tokens: Sequence[int], target_tokens: int) -> int:
     """The highest cap that signed tokens allow. Ready tokens only grow, so the lower ones of two are no fewer than in heartbeats."""
     return (LATE_FACTOR if len(tokens) >= MANY else 1) * weight_cap(tokens, target_tokens)
+
+
+def low_cap_problem(parent: ChainLink, record: CommitRecord) -> str:
+    """Why a weight cap is too low; empty where it is not. It would count everybody's work as next to nothing. Only voters ask, of new
+    records: what was committed stands.
+    """
+    least = weight_cap((entry.tokens for entry in record.contributors), parent.target_tokens) // LATE_FACTOR
+    if record.weight_cap_tokens >= least:
+        return ""
+    return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
 
 
 def most_credited(parent: ChainLink) -> int:

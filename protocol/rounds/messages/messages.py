@@ -378,7 +378,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class DoubleVote:
-    """Two signed acks of one voter that contradict each other (double_votes.py)."""
+    """Two signed acks, or claims, of one voter that contradict each other (double_votes.py)."""
 
     unit: UnitName
     one: bytes

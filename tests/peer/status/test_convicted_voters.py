@@ -32,7 +32,7 @@ async def test_a_convicted_voter_is_expelled_and_logged_once_whichever_unit_find
     assert [line["event"] for line in said] == ["voter_convicted"]
     assert board.for_host.is_set(), "the host hears of it at once"
     status = status_of(Sources(board))
-    assert status.trouble == f"voted twice on one base and are out: {peer_name(LIAR)}"
+    assert status.trouble == f"signed what contradicts itself and are out: {peer_name(LIAR)}"
 
 
 def test_a_peer_that_its_own_acks_convict_does_not_expel_itself() -> None:

@@ -14,7 +14,7 @@ from protocol.rounds.liveness import LONGER
 from protocol.rounds.messages.messages import Ack, Committed, Member, Mend, Proposal, ResultReady, RoundMessage, Settle
 from protocol.rounds.messages.record import Included
 from protocol.rounds.messages.wire import decode_record
-from protocol.rounds.orders import GiveTime, LogAck, Send, SendHeartbeat
+from protocol.rounds.orders import GiveTime, LogAck, ReportDoubleVote, Send, SendHeartbeat
 from protocol.rounds.participants import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.queries import ready_tokens, thin_from_s
 from protocol.rounds.schedule.target import RoundTarget
@@ -260,7 +260,9 @@ def test_a_member_that_signs_two_claims_on_one_base_is_out_and_the_round_goes_on
 
     monkeypatch.setattr(round_table, "included_of", lying)
     table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live() if seat is not liar), 120.0)
-    assert any(liar.peer in seat.state.barred.expelled for seat in table.live())
+    others = [seat for seat in table.live() if seat is not liar]
+    assert all(liar.peer in seat.state.barred.expelled for seat in others), "its leader tells everybody"
+    assert all(seat.ordered(ReportDoubleVote) for seat in others), "and each of them the host"
     record = opener.disk.chain[0][0].record
     assert record is not None
     assert liar.peer not in {entry.peer for entry in record.contributors}

@@ -34,14 +34,14 @@ def test_a_voter_that_is_convicted_is_reported_to_the_host_and_told_to_all_other
     report, told = seat.hear(witness, proof)
     assert report == ReportDoubleVote(liar.peer, proof.one, proof.other)
     assert told == Send((witness.peer,), proof)
-    assert "acked two records on one base" in seat.reasons[-1]
+    assert "the later ack hides the earlier: it is out" in seat.reasons[-1]
 
 
 def test_a_proof_is_passed_on_once() -> None:
     _, seat, witness, liar = _acquainted()
     assert seat.hear(witness, _proof(liar))
     assert seat.hear(witness, _proof(liar)) == ()
-    assert "convict nobody new" in seat.reasons[-1]
+    assert "convicts nobody new" in seat.reasons[-1]
 
 
 def test_no_vote_no_goodbye_and_no_accusation_of_an_expelled_peer_counts_any_more() -> None:
@@ -72,5 +72,5 @@ def test_an_accusation_without_a_proof_expels_nobody_and_is_passed_on_to_nobody(
     proof = _proof(liar)
     for wrong in (DoubleVote(UNIT, proof.one, proof.one), DoubleVote(UNIT, b"", b""), DoubleVote(UNIT, proof.one, b"")):
         assert seat.hear(witness, wrong) == ()
-        assert "convict nobody new" in seat.reasons[-1]
+        assert "convicts nobody new" in seat.reasons[-1]
     assert seat.state.barred.expelled == frozenset()

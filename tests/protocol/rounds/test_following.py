@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from protocol.ids import CommitId, PeerId, short
+from protocol.rounds import following
 from protocol.rounds.events import (
     Applied,
     CommitsFetched,
@@ -964,6 +965,44 @@ def test_of_lone_commits_that_the_same_voters_sign_on_one_base_only_a_few_are_ke
     assert len(seat.state.tree.nodes) == 1 + MOST_LONE_SIBLINGS
     seat.hear(other, _reported(commit_on(table.genesis, table.others(seat), lone=True, salt=20)))
     assert len(seat.state.tree.nodes) == 2 + MOST_LONE_SIBLINGS
+
+
+def _lone_chain(parent: ChainLink, signer: Seat, number: int) -> list[Made]:
+    """A lone commit of one peer, and what it commits after it as the only voter."""
+    made = [commit_on(parent, [signer], lone=True)]
+    while len(made) < number:
+        made.append(commit_on(made[-1].link, [signer]))
+    return made
+
+
+def test_of_lone_lineages_beside_that_of_a_quorum_only_so_many_commits_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One member can sign endless ones, beside our head and beside every commit behind it."""
+    monkeypatch.setattr(following, "MOST_BESIDE", 20)
+    table, seat, other = _muted()
+    ours = commit_on(table.genesis, table.live())
+    seat.hear(other, _reported(ours))
+    _apply(seat, ours)
+    for each in table.others(seat):
+        seat.hear(each, heartbeat_of(each))
+    for parent in (table.genesis, ours.link):
+        for made in _lone_chain(parent, other, 30):
+            seat.hear(other, _reported(made))
+    assert len(seat.state.tree.nodes) <= 2 + 20 + 1
+    more = commit_on(ours.link, table.live(), salt=1)
+    seat.hear(other, _reported(more))
+    assert more.link.commit in seat.state.tree.nodes, "there is always room for our own lineage"
+
+
+def test_a_lone_lineage_that_may_be_followed_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else of our voters is heard, so it may be all that is left of the run."""
+    monkeypatch.setattr(following, "MOST_BESIDE", 20)
+    table, seat, other = _muted()
+    table.wait(200.0)
+    made = _lone_chain(table.genesis, other, 40)
+    seat.feed(_fetched(other, made))
+    assert made[-1].link.commit in seat.state.tree.nodes
 
 
 def _lone_after_sleep(*, are_lost: bool, num_peers: int = 5) -> tuple[Table, Seat, list[Seat], tuple[object, ...]]:

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.ids import CommitId, UnitName
+from protocol.ids import CommitId, Root, UnitName
 from protocol.rounds.lineage.double_votes import conviction_of, double_voter, double_voters
 from protocol.rounds.lineage.record_rules import SignatureCheck
+from protocol.rounds.messages.claim import encode_claim
 from protocol.rounds.messages.messages import Ack, Certificate, Leave
 from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import encode_message
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
 from tests.simulation.signing import HashVerifier
@@ -101,3 +103,37 @@ def test_a_conviction_names_voter_base_and_both_records_in_few_words(voter: Seat
     assert (found.voter, found.base, found.commits) == (voter.peer, BASE, (ONE, OTHER))
     assert found.words == "acked 31313131 and 32323232 on base 62626262, and the later ack hides the earlier"
     assert conviction_of(_ack(voter), _ack(voter), CHECK) is None
+
+
+# --- claims -------------------------------------------------------------------------------------------------------------------
+
+
+def _claim(seat: Seat, signer: Seat | None = None, **changes: object) -> bytes:
+    root = Root(b"r" * 32)
+    claim = ContributionHeader(UNIT, BASE, seat.member, 100, "fp32", root, BASE, root)
+    return (signer or seat).sealed(encode_claim(replace(claim, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changes", [{"tokens": 101}, {"root": b"x" * 32}, {"attested_root": b"x" * 32}])
+def test_two_claims_of_one_process_on_one_base_convict_it(voter: Seat, changes: dict[str, object]) -> None:
+    found = conviction_of(_claim(voter), _claim(voter, **changes), CHECK)
+    assert found is not None
+    assert (found.voter, found.base) == (voter.peer, BASE)
+    assert "two claims of one process" in found.words
+
+
+def test_claims_that_an_honest_peer_may_sign_or_that_are_not_its_own_convict_nobody(voter: Seat) -> None:
+    other, first = voter.table.live()[1], _claim(voter)
+    restarted = replace(voter.member, session=voter.member.session + 1)
+    for second in (
+        first,
+        _claim(voter, member=restarted, tokens=101),
+        _claim(voter, base=CommitId(b"n" * 32), tokens=101),
+        _claim(voter, unit=UnitName("other"), tokens=101),
+        _claim(voter, signer=other, tokens=101),
+        _claim(other),
+        _ack(voter),
+        b"",
+    ):
+        assert conviction_of(first, second, CHECK) is None
+        assert conviction_of(second, first, CHECK) is None

@@ -20,6 +20,7 @@ from protocol.rounds.lineage.record_rules import (
     SignatureCheck,
     attestation_of,
     fewest_voters,
+    low_cap_problem,
     most_credited,
     next_roster,
     record_problem,
@@ -444,6 +445,13 @@ def test_a_record_names_the_highest_cap_that_its_claims_allow_where_it_changes_n
     heavy = signed_record(table.genesis, table.live(), weight_cap_tokens=1000 * most)
     assert heavy.weight_cap_tokens == 2 * most
     assert "expected at most" in _problem(table.genesis, heavy)
+
+
+@pytest.mark.parametrize(("cap", "is_low"), [(1, True), (99, True), (100, False), (400, False)])
+def test_a_cap_below_what_late_heartbeats_explain_is_too_low(cap: int, is_low: bool) -> None:
+    table = Table(3)
+    record = signed_record(table.genesis, table.live(), weight_cap_tokens=cap)
+    assert bool(low_cap_problem(table.genesis, record)) == is_low
 
 
 @pytest.mark.parametrize(
