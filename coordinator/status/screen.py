@@ -18,7 +18,8 @@ from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
-from coordinator.status.status_text import alerts, headline, is_here, progress
+from coordinator.progress.waiting_core import is_here
+from coordinator.status.status_text import alerts, headline, progress
 from protocol.tables import bits, done_percent, duration, printable, several, whole
 
 EVENTS_SHOWN: Final = 6
