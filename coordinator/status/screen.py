@@ -135,12 +135,8 @@ def _peer_rows(status: Json) -> list[tuple[str, str]]:
     for row in peers[:PEERS_SHOWN]:
         loss = "" if row.get("loss") is None else f", {bits(row.get('loss'))} bits per byte"
         counted = f"{whole(row.get('tokens_counted'))} tokens counted"
-        rows.append(
-            (
-                f"  {printable(named_row(row))}",
-                f"{shown_state(row)}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
-            )
-        )
+        speed = f", {whole(row.get('tokens_per_s'))} tokens/s{loss}" if is_here(row) else ""
+        rows.append((f"  {printable(named_row(row))}", f"{shown_state(row)}{speed}, {counted}"))
     return rows + ([("", f"and {len(peers) - PEERS_SHOWN} more: potluck peers")] if len(peers) > PEERS_SHOWN else [])
 
 

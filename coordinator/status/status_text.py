@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from averaging.host.daemon_views import named_row, rows_of, shown_state
+from coordinator.progress.waiting_core import is_here
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
@@ -51,12 +52,14 @@ def _peer_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _peer_line(row: Mapping[str, object], width: int) -> str:
+    seen = f"seen {duration(row.get('last_seen_s'))} ago"
+    if not is_here(row):
+        counted = f"{_number(row, 'tokens_counted'):,.0f} tokens counted"
+        return f"  {named_row(row):<{width}} {shown_state(row):<12} {counted}, {seen}"
     loss = row.get("loss")
     said = f", {bits(loss)} bits per byte" if isinstance(loss, (int, float)) else ""
-    return (
-        f"  {named_row(row):<{width}} {shown_state(row):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
-        f"{said}, seen {duration(row.get('last_seen_s'))} ago"
-    )
+    speed = f"{_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
+    return f"  {named_row(row):<{width}} {shown_state(row):<12} {speed}{said}, {seen}"
 
 
 def _away_lines(status: Mapping[str, object]) -> list[str]:

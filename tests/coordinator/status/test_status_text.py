@@ -81,6 +81,14 @@ def test_run_waits_without_a_time_to_go_while_no_peer_may_train(first: str, seco
     assert any("to go" in line or "time left" in line for line in lines) == (says == "training")
 
 
+def test_peer_that_left_has_its_count_and_no_speed() -> None:
+    heard = {A: PeerEntry(peer(state="left"), 95.0), B: PeerEntry(peer(), 95.0)}
+    lines = status_lines(status_json(replace(picture(), peers=heard), 100.0))
+    (gone,) = (line for line in lines if " left " in line)
+    assert "0 tokens counted, seen 5 s ago" in gone
+    assert "tokens/s" not in gone
+
+
 def test_page_has_the_words_of_the_status_for_a_run_that_waits() -> None:
     heard = {A: PeerEntry(peer(state="paused"), 95.0)}
     shown = status_json(replace(picture((timed(1, 300, 100), timed(2, 600, 110))), peers=heard), 100.0)
