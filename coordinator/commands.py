@@ -73,6 +73,9 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
     from protocol.run.manifest import load_run_config
 
     load_run_config(run_file)
+    from coordinator.run.hosted_folder import refuse_second_host
+
+    refuse_second_host(config.state_dir)
     from averaging.gc_freeze import frozen_imports
     from coordinator.run.start_command import start_command
 

@@ -24,6 +24,7 @@ from averaging.rounds.lineage.round_reports import RoundReason, VoterConvicted
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage_driver import LineageDriver
+from averaging.rounds.named_peers import with_names
 from averaging.rounds.traffic.transfer import TransferService
 from protocol.errors import PotluckError, StorageError
 from protocol.identity.names import peer_name
@@ -357,19 +358,17 @@ class RoundService:
             self._ticking.cancel()
 
     def _log_reasons(self, step: RoundStep) -> None:
-        """Log what changed and what is waited for, once for each change. The result of a single message and the reason of an
-        order go to the debug log, because heartbeats repeat the same few reasons all the time.
-        """
+        """Log what changed and what is waited for, once each. Results of single messages and orders go to the debug log."""
         if not (step.reason or step.remark or step.waiting or step.actions):
             return
         index, peer = step.state.link.index, self._name
         if step.reason and step.reason != self.reason:
             self.reason = step.reason
-            log.info("round", reason=step.reason, index=index, peer=peer)
+            log.info("round", reason=with_names(step.reason, step.state), index=index, peer=peer)
             self._tools.publish(RoundReason(step.reason))
         if step.waiting and step.waiting != self.waiting:
             self.waiting = step.waiting
-            log.info("round_waits", reason=step.waiting, index=index, peer=peer)
+            log.info("round_waits", reason=with_names(step.waiting, step.state), index=index, peer=peer)
         if step.remark:
             log.debug("round_remark", reason=step.remark, index=index, peer=peer)
         for action in step.actions:

@@ -19,6 +19,7 @@ from coordinator.policy.admission import (
     AdmissionDecision,
     AdmissionFacts,
     InviteFacts,
+    ban_error,
     decide_admission,
     decide_renewal,
     invite_error,
@@ -44,6 +45,7 @@ from protocol.identity.credential import check_credential, open_request
 from protocol.identity.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
 from protocol.identity.identity import public_key_from_peer_id
 from protocol.identity.invite import hash_secret
+from protocol.identity.names import peer_name
 from protocol.identity.revocation import fingerprint, has_others, missing, open_revocation
 from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
 from protocol.pb import coordinator_pb2 as pb
@@ -328,9 +330,9 @@ class CoordinatorService:
             lambda ledger: (self._is_admitted(ledger, envelope, credential, now), ledger.is_banned(sender))
         )
         if is_banned and not may_be_banned:
-            raise RefusedError(f"peer {sender} is banned from this run", "a peer in good standing", "ask the host")
+            raise ban_error(sender)
         if not (is_admitted or is_banned):
-            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
+            raise RefusedError(f"{peer_name(sender)} is not admitted to this run", "a member", "join with an invite")
         return is_banned
 
     def _open_envelope(self, request: bytes, domain: str) -> tuple[Envelope, bytes]:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final
 
 from protocol.errors import PotluckError, RefusedError, RunOverError, TemporaryError, VersionError
+from protocol.identity.names import peer_name
 from protocol.ids import PROTOCOL_VERSION, PeerId
 from protocol.tables import several
 
@@ -100,10 +101,15 @@ def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | N
     if error := clock_error(facts.peer_unix_s, now_unix_s):
         return error
     if facts.is_banned:
-        return RefusedError(f"peer {facts.peer} is banned from this run", "a peer in good standing", "ask the host")
+        return ban_error(facts.peer)
     if facts.is_run_over:
         return run_over_error()
     return None
+
+
+def ban_error(peer: PeerId) -> RefusedError:
+    """The answer to a banned peer."""
+    return RefusedError(f"{peer_name(peer)} is banned from this run", "", f"ask the host about peer {peer}")
 
 
 def run_over_error() -> RunOverError:

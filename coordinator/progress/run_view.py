@@ -14,10 +14,11 @@ from typing import Final
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.heldout_core import expert_kind
-from coordinator.progress.run_core import RunState
+from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
 from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
+from coordinator.progress.waiting_core import why_waiting
 from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
 from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.chosen_name import NONE_CHOSEN
@@ -381,12 +382,19 @@ def _away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, i
 def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: str = "") -> Json:
     """The part of /api/status that changes between rounds and is sent repeatedly. `apart`: that the peers cannot meet, if so."""
     state, counted = picture.state, counted_in(picture, past)
-    pipeline = lanes_and_stages(picture, now_s)
+    pipeline, num_away = lanes_and_stages(picture, now_s), len(_away(picture, counted))
+    peers = [
+        _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s, is_banned=peer in picture.banned)
+        for peer in sorted(picture.peers)
+    ]
+    waiting = why_waiting(peers, num_away) if state.phase is Phase.TRAINING else ""
+    left_s = None if waiting else eta_s(picture.rounds, state.total_tokens, picture.target_tokens)
     return {
         "run": picture.run_name,
         "run_id": picture.run_id_hex,
         "phase": state.phase.value,
         "reason": picture.reason,
+        "waiting": waiting,
         "restarted": picture.restarted,
         "bans": picture.num_bans,
         "banned": {peer: peer_name(peer) for peer in sorted(picture.banned)},
@@ -396,14 +404,11 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "index": state.index,
         "total_tokens": state.total_tokens,
         "target_total_tokens": picture.target_tokens,
-        "eta_s": eta_s(picture.rounds, state.total_tokens, picture.target_tokens),
+        "eta_s": left_s,
         "num_points": len(picture.loss_points),
         "num_checkpoints": len(picture.checkpoints),
-        "peers": [
-            _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s, is_banned=peer in picture.banned)
-            for peer in sorted(picture.peers)
-        ],
-        "num_away": len(_away(picture, counted)),
+        "peers": peers,
+        "num_away": num_away,
         "teams": _teams(picture, past, counted),
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "units": [_unit_json(unit) for unit in picture.units],

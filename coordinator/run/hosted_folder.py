@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from protocol.errors import ConfigError, StorageError, UnreachableError
+from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
 
 STOP_WITHIN_S: Final = 60.0
 
@@ -62,6 +62,16 @@ def is_running(folder: Path) -> bool:
     from coordinator.run.start_command import COMMAND_FILE
 
     return (folder / COMMAND_FILE).exists() and running_daemon(folder) is not None
+
+
+def refuse_second_host(folder: Path) -> None:
+    """Refuse to start a host where one runs. The lock on the identity ensures it; this says it before anything slow.
+
+    Raises:
+        MachineError: a host runs from there.
+    """
+    if is_running(folder):
+        raise MachineError(f"a host runs from {folder} already", "one host for a folder", "potluck stop ends it")
 
 
 def stop_host(folder: Path) -> str:

@@ -219,10 +219,21 @@ def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
         raise ConfigError(
             f"{run_file}: {key} differs from the run that is in {folder}",
             "the file that the run was opened with",
-            "undo the change, open a new run with another --state-dir, or delete this one: potluck runs forget "
-            + shlex.quote(run.manifest.config.run.name),
+            _what_to_do(key, run),
         )
     return replace(run, page=config.page)
+
+
+def _what_to_do(key: str, run: RunFiles) -> str:
+    """The ways on from a run file with another value of this key than the opened run."""
+    config = run.manifest.config
+    if key == "run.total_tokens" and config.run.shards == "data":
+        return (
+            "undo the change; to train its model for longer, write it with: potluck checkpoint export latest OUT_DIR, set "
+            'start_from = "OUT_DIR" in [run], and open a new run with another --state-dir'
+        )
+    forget = f"potluck runs forget {shlex.quote(config.run.name)}"
+    return f"undo the change, open a new run with another --state-dir, or delete this one: {forget}"
 
 
 def _difference(config: RunConfig, run: RunFiles) -> str:

@@ -18,7 +18,8 @@ from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
-from coordinator.status.status_text import alerts, headline, is_here, progress
+from coordinator.progress.waiting_core import is_here
+from coordinator.status.status_text import alerts, headline, progress
 from protocol.tables import bits, done_percent, duration, printable, several, whole
 
 EVENTS_SHOWN: Final = 6
@@ -134,12 +135,8 @@ def _peer_rows(status: Json) -> list[tuple[str, str]]:
     for row in peers[:PEERS_SHOWN]:
         loss = "" if row.get("loss") is None else f", {bits(row.get('loss'))} bits per byte"
         counted = f"{whole(row.get('tokens_counted'))} tokens counted"
-        rows.append(
-            (
-                f"  {printable(named_row(row))}",
-                f"{shown_state(row)}, {whole(row.get('tokens_per_s'))} tokens/s{loss}, {counted}",
-            )
-        )
+        speed = f", {whole(row.get('tokens_per_s'))} tokens/s{loss}" if is_here(row) else ""
+        rows.append((f"  {printable(named_row(row))}", f"{shown_state(row)}{speed}, {counted}"))
     return rows + ([("", f"and {len(peers) - PEERS_SHOWN} more: potluck peers")] if len(peers) > PEERS_SHOWN else [])
 
 

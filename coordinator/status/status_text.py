@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from averaging.host.daemon_views import named_row, rows_of, shown_state
+from coordinator.progress.waiting_core import is_here
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART
@@ -13,6 +14,9 @@ from protocol.tables import bits, done_percent, duration, in_bytes, printable, s
 
 PARTIAL_SHOWN: Final = 3
 """Most lane rounds that are shown of those that a stage lacks, newest first."""
+
+MOST_NAME_WIDTH: Final = 40
+"""Letters for which the column of names makes room. A longer name, with nickname and team, moves its own line alone."""
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -42,13 +46,20 @@ def _of_experts(status: Mapping[str, object]) -> str:
     return f" ({', '.join(shown)})" if shown else ""
 
 
-def _peer_line(row: Mapping[str, object]) -> str:
+def _peer_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    width = min(MOST_NAME_WIDTH, max((len(named_row(row)) for row in rows), default=0))
+    return [_peer_line(row, width) for row in rows]
+
+
+def _peer_line(row: Mapping[str, object], width: int) -> str:
+    seen = f"seen {duration(row.get('last_seen_s'))} ago"
+    if not is_here(row):
+        counted = f"{_number(row, 'tokens_counted'):,.0f} tokens counted"
+        return f"  {named_row(row):<{width}} {shown_state(row):<12} {counted}, {seen}"
     loss = row.get("loss")
     said = f", {bits(loss)} bits per byte" if isinstance(loss, (int, float)) else ""
-    return (
-        f"  {named_row(row):<24} {shown_state(row):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
-        f"{said}, seen {duration(row.get('last_seen_s'))} ago"
-    )
+    speed = f"{_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
+    return f"  {named_row(row):<{width}} {shown_state(row):<12} {speed}{said}, {seen}"
 
 
 def _away_lines(status: Mapping[str, object]) -> list[str]:
@@ -125,33 +136,15 @@ def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str
 def headline(status: Mapping[str, object]) -> str:
     """The run and its phase; why it does not train, where it does not."""
     phase, reason = status.get("phase"), status.get("reason")
-    if phase != "training":
-        return f"{status.get('run')}: {phase}: {reason}"
-    return f"{status.get('run')}: {nobody_trains(status) or phase}"
-
-
-NOBODY_HERE: Final = "waiting: no peer is here; the run goes on when one comes back"
-ALL_PAUSED: Final = "waiting: each peer that is here is paused"
-
-
-def is_here(row: Mapping[str, object]) -> bool:
-    """Whether a peer takes part in the run now."""
-    return row.get("state") not in ("left", "silent") and row.get("is_banned") is not True
-
-
-def nobody_trains(status: Mapping[str, object]) -> str:
-    """Why no peer trains: none of those that ever came is here, or all are paused; empty while one may train."""
-    rows = rows_of(status.get("peers"))
-    here = [row for row in rows if is_here(row)]
-    if not here:
-        return NOBODY_HERE if rows or _number(status, "num_away") else ""
-    return ALL_PAUSED if all(row.get("state") == "paused" for row in here) else ""
+    if waiting := status.get("waiting"):
+        phase, reason = "waiting", waiting
+    return f"{status.get('run')}: {phase}" + (f": {reason}" if phase != "training" else "")
 
 
 def progress(status: Mapping[str, object]) -> str:
     """The round, the tokens and the time left."""
     done, target, left_s = _number(status, "total_tokens"), _number(status, "target_total_tokens"), status.get("eta_s")
-    if status.get("phase") == "training" and nobody_trains(status):
+    if status.get("waiting"):
         return f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({done_percent(done, target)})"
     left = "time left: not known yet" if left_s is None else f"{duration(left_s)} to go"
     end = "done" if status.get("phase") == "finished" else left
@@ -185,7 +178,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         progress(status),
         _loss_line(status),
         several(len(peers), "peer"),
-        *(_peer_line(row) for row in peers),
+        *_peer_lines(peers),
         *_away_lines(status),
     ]
     if status.get("restarted"):

@@ -17,6 +17,7 @@ from peer.session.build import round_config, unit_shapes
 from peer.session.leaving import linger
 from peer.session.session import JoinedSession
 from peer.status.round_progress import all_have
+from peer.status.status_text import RUN_IS_COMPLETE
 from peer.training.mode_rules import mixing_of
 from protocol.rounds.state import OpenRound
 
@@ -61,7 +62,7 @@ def peer_rounds(joined: JoinedSession, follower: SpineFollower | None = None) ->
 async def finish(joined: JoinedSession, service: RoundService) -> None:
     """Stay after the run's end until every live peer has the last commit and the host has its checkpoint."""
     board, reporter = joined.life.board, joined.reporter
-    board.say("finished", "the run is complete; staying until everybody has the last commit")
+    board.say("finished", f"{RUN_IS_COMPLETE}; staying until everybody has the last commit")
 
     async def does_everybody_have_all() -> bool:
         await reporter.report_once()
@@ -70,7 +71,7 @@ async def finish(joined: JoinedSession, service: RoundService) -> None:
         return is_written and all_have(service.state, service.chain.head.index)
 
     await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
-    board.say("finished", f"the run is complete; its model: {_model_command(joined)}")
+    board.say("finished", f"{RUN_IS_COMPLETE}; its model: {_model_command(joined)}")
 
 
 def _model_command(joined: JoinedSession) -> str:

@@ -42,6 +42,14 @@ def round_progress(state: RoundState, now_s: float) -> dict[str, object]:
     }
 
 
+def stands_still(state: RoundState, now_s: float) -> bool:
+    """Whether nobody trains, as far as is known here: a round was due long ago, and no peer has tokens for it. The rate of earlier
+    rounds then tells nothing of the run's end.
+    """
+    is_under_way = 0 < state.run_tokens < state.config.total_tokens
+    return is_under_way and ready_tokens(state, now_s) == 0 and now_s - state.committed_at_s > due_within_s(state)
+
+
 def all_have(state: RoundState, index: int) -> bool:
     """Whether every live peer is known to have the commit of this index."""
     views = [v for v in state.peers.values() if v.head is not None and not v.lost and not v.left]

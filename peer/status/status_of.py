@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from averaging.network.seams.interfaces import Trainer
+from averaging.rounds.named_peers import with_names
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from peer.cards.card_status import card_statuses
 from peer.membership.credential_cache import CredentialCache
 from peer.status.health import OFFLINE_AFTER_S, DiskSight, offline_sentence
-from peer.status.round_progress import round_progress
+from peer.status.round_progress import round_progress, stands_still
 from peer.status.status import LaneStatus, PeerStatus, UnitPlace
 from peer.status.status_board import StatusBoard
 from peer.status.traffic import since_start, traffic_fields, traffic_row
@@ -23,7 +23,7 @@ from protocol.errors import RefusedError
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
-from protocol.ids import PeerId, short
+from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from peer.holdings.held_parts import OwnParts
     from peer.membership.coordinator_client import CoordinatorClient
 
-_WORD: Final = re.compile(r"\w+")
 
 SHOWN_ROUNDS: Final = 256
 """Number of rounds in /rounds.json. Covers days and is quick to build."""
@@ -364,24 +363,20 @@ def _of_rounds(sources: Sources) -> dict[str, object]:
         "is_sound": all(each.is_sound for each in chains),
         "state_commit": chain.rooted.hex(),
         "total_tokens": chain.head.total_tokens,
-        "eta_s": board.rounds.eta.left_s(chain.head.total_tokens, board.target_total_tokens),
+        "eta_s": None
+        if stands_still(state, now_s)
+        else board.rounds.eta.left_s(chain.head.total_tokens, board.target_total_tokens),
         **round_progress(state, now_s),
         "disk_bytes": board.disk_bytes,
         "disk_bound_bytes": sum(chain.disk_bound_bytes for chain in chains),
         "disk_files_bound_bytes": sum(chain.disk_bound_bytes - chain.tools.log.bound_bytes for chain in chains),
         "suspected": _suspected(service, now_s),
-        "round_waiting": _with_names(service.waiting, service),
+        "round_waiting": with_names(service.waiting, service.state),
         "units": tuple(_place(other, now_s) for other in sources.others),
     }
     if board.state == "training" and service.reason:
-        fields["reason"] = _with_names(service.reason, service)
+        fields["reason"] = with_names(service.reason, service.state)
     return fields
-
-
-def _with_names(text: str, service: RoundService) -> str:
-    """The text of the round machine, which knows peers by the end of their ids, with the names of peers."""
-    named = {short(peer): peer_name(peer) for peer in (*service.state.peers, service.state.config.me.peer)}
-    return _WORD.sub(lambda found: named.get(found[0], found[0]), text)
 
 
 def _suspected(service: RoundService, now_s: float) -> tuple[str, ...]:
@@ -403,7 +398,7 @@ def _place(service: RoundService, now_s: float) -> UnitPlace:
         index=service.chain.head.index,
         holders=1 + len(holders),
         tokens_ready=state.tokens_ready,
-        waiting=_with_names(service.waiting, service),
+        waiting=with_names(service.waiting, service.state),
         state_root=service.chain.root.hex(),
     )
 

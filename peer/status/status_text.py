@@ -10,6 +10,9 @@ from protocol.estimates.unit_disk import disk_phrase
 from protocol.identity.chosen_name import called
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
+RUN_IS_COMPLETE: Final = "the run is complete"
+"""How the reason of a peer that is finished begins."""
+
 _LEAST_REPORTED_S: Final = 5.0
 _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
@@ -35,6 +38,8 @@ def state_phrase(status: PeerStatus) -> str:
 
 def state_and_reason(status: PeerStatus) -> str:
     """The state in words, and why it is so where that is worth saying."""
+    if status.state == "finished":  # a line of its own says that the run is complete
+        return "; ".join(filter(None, (status.state, status.reason.removeprefix(RUN_IS_COMPLETE).removeprefix("; "))))
     phrase = state_phrase(status)
     is_whole = status.state == "training" or phrase == status.reason
     return phrase if is_whole else f"{phrase}: {status.reason}"
@@ -117,7 +122,8 @@ def of_the_run(status: PeerStatus) -> str:
     if not status.target_total_tokens:
         return ""
     share = f"{done_percent(status.total_tokens, status.target_total_tokens)} of the run"
-    return share if status.eta_s is None else f"{share}, {time_left(status.eta_s)}"
+    is_open = status.eta_s is not None and status.state != "finished"
+    return f"{share}, {time_left(status.eta_s)}" if is_open else share
 
 
 def progress(status: PeerStatus) -> str:
@@ -157,7 +163,7 @@ def skipped(status: PeerStatus) -> str:
 def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
     """Labelled rows: the work done, the resources used, and problems that the owner should know of."""
     rows = [
-        ("training", speed(status)),
+        ("training", speed(status) if status.state != "finished" else ""),
         ("plan", card_line(status)),
         ("layout", status.layout),
         *rows_of_cards(status.cards),
@@ -169,7 +175,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("disk", _disk(status)),
         ("memory", in_bytes(status.memory_bytes)),
         ("last round", _last_round(status)),
-        ("rounds", "" if status.offline or is_disk_full(status) or _is_in_next_round(status) else status.round_waiting),
+        ("rounds", _round_waits(status)),
         *_run_rows(status),
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
@@ -188,9 +194,11 @@ def status_lines(status: PeerStatus) -> list[str]:
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
 
 
-def _is_in_next_round(status: PeerStatus) -> bool:
-    """Whether the line about the next round tells the same."""
-    return status.round_target_tokens > 0 and status.round_waiting.startswith("training: round ")
+def _round_waits(status: PeerStatus) -> str:
+    """What the next round waits for; empty where another line tells it, or the cause of it."""
+    is_in_next_round = status.round_target_tokens > 0 and status.round_waiting.startswith("training: round ")
+    is_told = status.offline or is_disk_full(status) or is_in_next_round or status.state == "finished"
+    return "" if is_told else status.round_waiting
 
 
 def _disk(status: PeerStatus) -> str:

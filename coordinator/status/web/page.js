@@ -49,14 +49,16 @@ function header() {
   words();
   el("run").textContent = now.run;
   document.title = `${now.run} - Potluck`;
-  el("phase").textContent = now.phase;
-  el("phase").className = `chip ${now.phase}`;
-  el("reason").textContent = now.phase === "training" ? "" : now.reason;
+  const phase = now.waiting ? "waiting" : now.phase;
+  el("phase").textContent = phase;
+  el("phase").className = `chip ${phase}`;
+  el("reason").textContent = now.waiting || (phase === "training" ? "" : now.reason);
   const share = Math.min(1, now.total_tokens / now.target_total_tokens);
   el("done").style.width = `${100 * share}%`;
   el("done").parentElement.setAttribute("aria-valuenow", (100 * share).toFixed(0));
-  el("progress").textContent = `${big(now.total_tokens)} of ${big(now.target_total_tokens)} tokens, ` +
-    (now.phase === "finished" ? "done" : now.eta_s == null ? "time left: not known yet" : `${span(now.eta_s)} to go`);
+  const left = phase === "waiting" ? "" : phase === "finished" ? ", done" :
+    now.eta_s == null ? ", time left: not known yet" : `, ${span(now.eta_s)} to go`;
+  el("progress").textContent = `${big(now.total_tokens)} of ${big(now.target_total_tokens)} tokens${left}`;
   const notes = [];
   if (now.trouble) notes.push(`${now.trouble[0].toUpperCase()}${now.trouble.slice(1)}.`);
   if (now.restarted) notes.push(`The host ${now.restarted}.`);

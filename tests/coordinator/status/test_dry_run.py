@@ -86,7 +86,9 @@ def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> 
     open_run(run_file, state, HOST, now_unix_s=1_700_000_000.0)
     text = run_file.read_text()
     run_file.write_text(text.replace("total_tokens = 1000", "total_tokens = 2000"))
-    with pytest.raises(ConfigError, match=r"run\.total_tokens differs from the run that is in"):
+    with pytest.raises(
+        ConfigError, match=r"run\.total_tokens differs from .*to train its model for longer.*start_from"
+    ):
         _dry_run(run_file, "--state-dir", str(state))
     run_file.write_text(text.replace("texts/*.txt", "none/*.txt"))
     with pytest.raises(ConfigError, match=r"matches nothing below"):

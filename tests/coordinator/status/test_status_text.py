@@ -12,7 +12,8 @@ from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.status.status_text import ALL_PAUSED, NOBODY_HERE, alerts, status_lines
+from coordinator.progress.waiting_core import ALL_PAUSED, NOBODY_HERE
+from coordinator.status.status_text import alerts, status_lines
 from protocol.host.reports import UnitBytes
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
@@ -66,9 +67,9 @@ def test_lines_say_that_the_run_waits_when_all_peers_are_gone() -> None:
     ("first", "second", "says"),
     [
         ("training", "paused", "training"),
-        ("paused", "paused", ALL_PAUSED),
-        ("paused", "left", ALL_PAUSED),
-        ("left", "left", NOBODY_HERE),
+        ("paused", "paused", f"waiting: {ALL_PAUSED}"),
+        ("paused", "left", f"waiting: {ALL_PAUSED}"),
+        ("left", "left", f"waiting: {NOBODY_HERE}"),
     ],
     ids=["one trains", "both paused", "the only one here is paused", "both left"],
 )
@@ -80,15 +81,30 @@ def test_run_waits_without_a_time_to_go_while_no_peer_may_train(first: str, seco
     assert any("to go" in line or "time left" in line for line in lines) == (says == "training")
 
 
+def test_peer_that_left_has_its_count_and_no_speed() -> None:
+    heard = {A: PeerEntry(peer(state="left"), 95.0), B: PeerEntry(peer(), 95.0)}
+    lines = status_lines(status_json(replace(picture(), peers=heard), 100.0))
+    (gone,) = (line for line in lines if " left " in line)
+    assert "0 tokens counted, seen 5 s ago" in gone
+    assert "tokens/s" not in gone
+
+
+def test_page_has_the_words_of_the_status_for_a_run_that_waits() -> None:
+    heard = {A: PeerEntry(peer(state="paused"), 95.0)}
+    shown = status_json(replace(picture((timed(1, 300, 100), timed(2, 600, 110))), peers=heard), 100.0)
+    assert (public_json(shown)["waiting"], shown["eta_s"]) == (ALL_PAUSED, None)
+    assert status_json(picture((timed(1, 300, 100), timed(2, 600, 110))), 100.0)["waiting"] == ""
+
+
 def test_run_waits_when_none_of_its_contributors_was_heard_since_a_restart() -> None:
-    status = json.loads(json.dumps(status_json(replace(picture(), peers={}), 100.0)))
-    assert status_lines(status | {"num_away": 1})[0] == f"tiny: {NOBODY_HERE}"
-    assert status_lines(status | {"num_away": 0})[0] == "tiny: training"
+    nobody, past = replace(picture(), peers={}), RunPast(Credits(9, by_peer={C: Counted(9, 1)}))
+    assert status_lines(status_json(nobody, 100.0, past))[0] == f"tiny: waiting: {NOBODY_HERE}"
+    assert status_lines(status_json(nobody, 100.0))[0] == "tiny: training"
 
 
 def test_run_waits_when_the_only_peer_here_is_banned() -> None:
     banned = replace(picture(), peers={A: PeerEntry(peer(), 95.0)}, banned=frozenset((A,)))
-    assert status_lines(json.loads(json.dumps(status_json(banned, 100.0))))[0] == f"tiny: {NOBODY_HERE}"
+    assert status_lines(json.loads(json.dumps(status_json(banned, 100.0))))[0] == f"tiny: waiting: {NOBODY_HERE}"
 
 
 def test_lines_say_which_commits_nobody_brings() -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+from types import MappingProxyType
 
 import pytest
 
-from peer.status.round_progress import EtaEstimator, round_progress
+from peer.status.round_progress import EtaEstimator, round_progress, stands_still
 from protocol.frozen import replace
 from tests.protocol.rounds.round_table import Table
 
@@ -29,6 +30,16 @@ def test_run_that_is_over_has_no_next_round() -> None:
     state = table.live()[0].state
     over = replace(state, config=dataclasses.replace(state.config, total_tokens=state.run_tokens))
     assert round_progress(over, table.now_s) == {}
+
+
+def test_run_in_which_nobody_has_tokens_long_after_a_round_was_due_stands_still() -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    idle = replace(table.live()[0].state, peers=MappingProxyType({}), tokens_ready=0)
+    due_s = idle.committed_at_s + idle.config.longest_interval_s
+    assert stands_still(idle, due_s + 1.0)
+    assert not stands_still(idle, due_s - 1.0)
+    assert not stands_still(replace(idle, tokens_ready=7), due_s + 1.0)
 
 
 def test_pace_needs_two_rounds_and_begins_anew_on_another_lineage() -> None:

@@ -166,14 +166,15 @@ def test_picture_of_a_complete_run_says_what_this_peer_gave_and_no_speed() -> No
 
 
 def test_end_of_a_run_is_told_once_and_its_model_by_one_command() -> None:
-    lines, newest = PlainLines(), "the run is complete; its model: potluck checkpoint export latest OUT_DIR"
+    command = "its model: potluck checkpoint export latest OUT_DIR"
+    lines, newest = PlainLines(), f"the run is complete; {command}"
     staying = STATUS.model_copy(update={"state": "finished", "reason": "staying until everybody has the last commit"})
     said = [*lines.of(STATUS, 0.0), *lines.of(staying, 10.0)]
     said += lines.of(staying.model_copy(update={"reason": newest}), 20.0)
     assert sum(line.startswith("The run is complete") for line in said) == 1
-    assert said[-1].endswith(newest)
+    assert said[-1].endswith(f": finished; {command}")
     assert "ask the host" not in "".join(said)
-    assert newest in _drawn(staying.model_copy(update={"reason": newest}))
+    assert command in _drawn(staying.model_copy(update={"reason": newest}))
 
 
 def test_download_is_shown_with_its_size_and_its_time_to_go() -> None:

@@ -24,16 +24,15 @@ from peer.owner.controls_core import TrainingAllowance
 from peer.status.health import APART_AFTER_S
 from peer.status.status import LaneStatus
 from peer.status.status_board import StatusBoard
-from peer.status.status_of import Sources, _with_names, known_peers, latest_rounds, status_of
+from peer.status.status_of import Sources, known_peers, latest_rounds, status_of
 from peer.status.status_text import status_lines
 from peer.status.traffic import RoundTraffic
 from protocol.frozen import replace
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Identity
-from protocol.identity.names import peer_name
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import CommitId, PeerId, RunId, UnitName, short
+from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, tree_of
 from protocol.rounds.state import OpenRound, PeerView
@@ -317,15 +316,6 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     }  # fmt: skip
     assert all(counted[peer][0] > 0 for peer in others)
     assert credited
-
-
-async def test_reasons_of_rounds_name_peers_as_every_screen_does() -> None:
-    other = PeerId("12D3KooWOtherABCDEF")
-    state = replace(Table(1).live()[0].state, peers=MappingProxyType({other: PeerView(other, heard_at_s=1.0)}))
-    service = cast(RoundService, SimpleNamespace(state=state))
-    text = f"round 3 of {short(other)} waits for {short(state.config.me.peer)}, 123456 tokens"
-    me, other_name = peer_name(state.config.me.peer), peer_name(other)
-    assert _with_names(text, service) == f"round 3 of {other_name} waits for {me}, 123456 tokens"
 
 
 async def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

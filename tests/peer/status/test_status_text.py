@@ -135,6 +135,17 @@ def test_complete_run_is_told_with_what_this_peer_gave() -> None:
     assert last == "The run is complete. You trained 325,632 of its tokens (54%); 13 of 13 rounds counted your work."
 
 
+def test_complete_run_is_told_once_and_without_a_speed_or_a_time_to_go() -> None:
+    over = {"state": "finished", "reason": "the run is complete; its model: potluck", "eta_s": 0.0, "state_s": 90.0}
+    lines = status_lines(
+        STATUS.model_copy(update=over | {"round_waiting": "the run is over", "round_target_tokens": 0})
+    )
+    assert lines[0].endswith(": finished; its model: potluck")
+    text = "\n".join(lines)
+    assert text.lower().count("the run is complete") == 1
+    assert not any(word in text for word in ("to go", "tokens/s", "the run is over"))
+
+
 def test_complete_run_is_told_with_what_all_starts_of_this_peer_gave() -> None:
     done = {"state": "finished", "total_tokens": 600_000, "index": 13, "tokens_counted": 10_000, "rounds_counted": 1}
     whole = done | {"run_tokens_counted": 325_632, "run_rounds_counted": 12}
