@@ -58,7 +58,7 @@ HOST_BYTES: Final = 5
 "host, writing a checkpoint: resident".
 """
 
-KEPT_UNIT_BYTES: Final = 18
-"""Of a host that renews its copy of a unit, a value of the unit: the old and the new state (16), and some margin. Units come one after
-another (coordinator/experts/unit_keeper.py).
+KEPT_UNIT_BYTES: Final = 10
+"""Of a host that renews its copy of a unit, a value of the unit: its state (8), which moves in its place or is replaced, and some
+margin. Units come one after another (coordinator/experts/unit_keeper.py).
 """

@@ -33,6 +33,9 @@ _MAX_JSON_BYTES: Final = 1 << 26
 _VALUES_AT_ONCE: Final = 1 << 20
 """Values of a tensor that are in memory besides the model."""
 
+_PARTS_AN_OPENING: Final = 8
+"""Parts of so many values that are read before the file is closed."""
+
 _DTYPES: Final = ("F32", "BF16", "F16")
 _SAME_TOKENS: Final = "set data.tokenizer to the tokenizer.json of these weights"
 
@@ -128,7 +131,7 @@ class _Taken:
         if not len(self._flat_N):
             return
         values = self._values(spec)
-        for begin, rows in _by_rows(part):
+        for begin, rows in _by_rows(file, name):
             own = values[begin : begin + len(rows)]
             own.copy_(rows)
             if not bool(torch.isfinite(own).all()):
@@ -160,17 +163,24 @@ class _Taken:
         import torch
 
         values = self._values(self._schema.tensors[0])
+        rows = _by_rows(file, name)
+        return all(torch.equal(part.float(), values[begin : begin + len(part)]) for begin, part in rows)
+
+
+def _by_rows(file: Path, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    """Some rows of a tensor at a time, and the number of the first. The file is opened again and again: it is mapped, and all that was
+    read of it stays in memory until it is closed.
+    """
+    begin, num_rows = 0, 1
+    while begin < num_rows:
         with _opened(file) as opened:
-            rows = _by_rows(opened.get_slice(name))
-            return all(torch.equal(part.float(), values[begin : begin + len(part)]) for begin, part in rows)
-
-
-def _by_rows(part: _Slice) -> Iterator[tuple[int, torch.Tensor]]:
-    """Some rows of a tensor at a time, and the number of the first."""
-    num_rows, *row = part.get_shape()
-    each = max(1, _VALUES_AT_ONCE // prod(row))
-    for begin in range(0, num_rows, each):
-        yield begin, part[begin : begin + each]
+            part = opened.get_slice(name)
+            num_rows, *row = part.get_shape()
+            each = max(1, _VALUES_AT_ONCE // prod(row))
+            for _ in range(_PARTS_AN_OPENING):
+                if begin < num_rows:
+                    yield begin, part[begin : begin + each]
+                begin += each
 
 
 def check_tokenizer(folder: Path, config: ModelConfig, num_tokens: int) -> None:

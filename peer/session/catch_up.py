@@ -5,8 +5,7 @@ Rules: R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,9 +16,10 @@ import trio
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_state, download_tools
 from averaging.rounds.lineage import retention as keeping
+from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
-from averaging.state.state import STATE_BYTES_PER_VALUE, absent_state
+from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, short
@@ -73,7 +73,8 @@ async def catch_up_by_snapshot(
             lineage = best.lineage
             roots = _worth_taking(chain, lineage.links)
             if roots:
-                async with _set_aside(chain):
+                async with set_aside(chain) as aside:
+                    aside.drop()
                     with trio.fail_after(STATE_WITHIN_S):
                         state = await download_state(download_tools(network, chain.tools), trusted, roots, on_progress)
                     await chain.start_from(state, lineage.certificates)
@@ -88,30 +89,6 @@ async def catch_up_by_snapshot(
             why = error.found if isinstance(error, PotluckError) else "too slow"
             on_failure(f"{peer_name(donor)} cannot help: {why}")
     return best.index
-
-
-@asynccontextmanager
-async def _set_aside(chain: UnitChain) -> AsyncIterator[None]:
-    """Give the memory of the chain's state to the one that comes, before rounds begin. If none comes, the state is read from the disk
-    again, as at the start.
-    """
-    absent = absent_state(chain.state.header, chain.tools.grid.num_elements)
-    chain.held.stand_at(absent)
-    try:
-        yield
-    finally:
-        if chain.state is absent:
-            with trio.CancelScope(shield=True):  # without its values the state must not be used
-                await _read_again(chain)
-
-
-async def _read_again(chain: UnitChain) -> None:
-    try:
-        await chain.restore_state()
-    except PotluckError:
-        chain.held.is_torn = True
-        chain.doubt()
-        raise
 
 
 async def own_lineage(chain: UnitChain) -> Lineage:

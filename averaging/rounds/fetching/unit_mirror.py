@@ -21,6 +21,7 @@ from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import MAX_DONORS, download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.retention import update_bytes
+from averaging.rounds.lineage.state_aside import StateAside, set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
@@ -213,45 +214,53 @@ class _Follower:
                 await chain.prove(await chain.apply(node.link, node.certificate))
 
     async def _move(self, branch: _Branch, attested: dict[CommitId, Root]) -> None:
-        """Move to the last commit of a donor's commits, which is attested."""
+        """Move to the last commit of a donor's commits, which is attested. Only one state is in memory."""
         chain, target = self._chain, branch.nodes[-1].link
-        fork_state = await chain.state_at(branch.fork)
-        tools = chain.tools
+        async with set_aside(chain) as aside:
+            state = await self._state_after(branch, attested, aside)
+            prepared = await chain.prepared(branch.fork, branch.nodes, None, state)
+            if prepared.root != attested[target.commit]:
+                raise RemoteProtocolError(
+                    f"another state at commit {target.index} than the run attests", "the attested state"
+                )
+            await chain.switch(prepared)
+
+    async def _state_after(self, branch: _Branch, attested: dict[CommitId, Root], aside: StateAside) -> UnitState:
+        tools = self._chain.tools
         replay_bytes = len(branch.nodes) * update_bytes(tools.result_codec, tools.grid)
-        is_short = fork_state is not None and replay_bytes <= STATE_BYTES_PER_VALUE * tools.grid.num_elements
-        state = None
-        if is_short and fork_state is not None:
+        if replay_bytes <= STATE_BYTES_PER_VALUE * tools.grid.num_elements:
             try:
-                state = await self._replayed(fork_state, branch.nodes, is_own=False)
+                return await self._from_fork(branch, aside)
             except UnreachableError as error:
                 log.info("not_replayed", unit=tools.unit, reason=error.one_line())
-        if state is None:
-            state = await self._fetched(branch, attested, fork_state)
-        prepared = await chain.prepared(branch.fork, branch.nodes, fork_state, state)
-        if prepared.root != attested[target.commit]:
-            raise RemoteProtocolError(
-                f"another state at commit {target.index} than the run attests", "the attested state"
-            )
-        await chain.switch(prepared)
+        return await self._fetched(branch, attested, aside)
 
-    async def _fetched(
-        self, branch: _Branch, attested: dict[CommitId, Root], fork_state: UnitState | None
-    ) -> UnitState:
+    async def _from_fork(self, branch: _Branch, aside: StateAside) -> UnitState:
+        """The state at the fork, and all updates since then."""
+        for node in branch.nodes:
+            await self._gather(node)
+        state = aside.take(branch.fork) or await self._chain.rebuilt(branch.fork)
+        if state is None:
+            raise UnreachableError("a fork from before what is kept here", "a whole state")
+        return await self._chain.replay(state, branch.nodes, is_own=True)
+
+    async def _fetched(self, branch: _Branch, attested: dict[CommitId, Root], aside: StateAside) -> UnitState:
         """A whole state. If rounds come so fast that donors have replaced it meanwhile, all updates since the fork instead:
         donors keep more of those.
         """
+        aside.drop()
         try:
             return await self._downloaded(branch, attested)
         except UnreachableError as error:
-            if fork_state is None or len(branch.nodes) > self._chain.num_kept_updates:
+            if len(branch.nodes) > self._chain.num_kept_updates:
                 raise
             log.info("not_downloaded", unit=self._chain.tools.unit, reason=error.one_line())
-            return await self._replayed(fork_state, branch.nodes, is_own=False)
+            return await self._from_fork(branch, aside)
 
-    async def _replayed(self, state: UnitState, nodes: Sequence[TreeNode], *, is_own: bool) -> UnitState:
+    async def _replayed(self, state: UnitState, nodes: Sequence[TreeNode]) -> UnitState:
         for node in nodes:
             await self._gather(node)
-        return await self._chain.replay(state, nodes, is_own=is_own)
+        return await self._chain.replay(state, nodes, is_own=True)
 
     async def _downloaded(self, branch: _Branch, attested: dict[CommitId, Root]) -> UnitState:
         """The state after the last commit: a whole state of some attested commit, with the rest replayed."""
@@ -260,7 +269,7 @@ class _Follower:
         tools = download_tools(self._network, self._chain.tools)
         with trio.move_on_after(STATE_WITHIN_S):
             state = await download_state(tools, self._donors, wanted)
-            return await self._replayed(state, branch.nodes[places[state.head] + 1 :], is_own=True)
+            return await self._replayed(state, branch.nodes[places[state.head] + 1 :])
         raise UnreachableError("a state that took too long", f"all of it within {STATE_WITHIN_S / 3600:.0f} h")
 
     async def _gather(self, node: TreeNode) -> None:

@@ -117,6 +117,11 @@ class HeadState:
             await offload.run(partial(room_N.copy_, state.anchor_N))
             return state.head
 
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody has borrowed the vectors, or one of them."""
+        return self._held.num_readers > 0 or self._held.shares_momentum
+
     def may_change(self, outer: OuterStep) -> bool:
         """Whether a step may move the vectors in place.
 

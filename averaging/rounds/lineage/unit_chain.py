@@ -388,10 +388,14 @@ class UnitChain:
     # --- another lineage ------------------------------------------------------------------------------------------------------
 
     async def state_at(self, commit: CommitId) -> UnitState | None:
-        """The state at a commit of our lineage, rebuilt from what is kept; None if that does not reach back so far."""
+        """The state at a commit of our lineage, lent or rebuilt; None if that is not possible."""
         async with self.moving:  # no step is being made
             if commit == self.state.head:
                 return None if self.held.is_torn else self.held.lend_while_used()
+        return await self.rebuilt(commit)
+
+    async def rebuilt(self, commit: CommitId) -> UnitState | None:
+        """The state at a commit of our lineage from what is on disk; None if that does not reach back so far."""
         position = next((i for i, link in enumerate(self.links) if link.commit == commit), None)
         if position is None:
             return None
