@@ -36,6 +36,17 @@ has a part of the input, and the outputs are added up.
 """
 
 
+Used = Callable[["torch.Tensor"], "torch.Tensor"]
+"""Gives a parameter of any shape as a pass uses it: the same values, of which a replica may treat the gradient."""
+
+
+@runtime_checkable
+class SharedWeight(Protocol):
+    """A module whose weight all processes have as a whole, although each applies it to its own part of a layer."""
+
+    used: Used
+
+
 class LayerCache:
     """Keys and values of the tokens that one layer has seen: (B, K, T, E) each, in the layer's own layout."""
 
@@ -105,6 +116,7 @@ class Blocks(Generic[C_contra]):
         splits: linear modules of a layer that several processes can share, by the last part of their names. Empty if they cannot
             share a layer.
         split_inputs: modules of a layer whose result goes into modules split by rows, and nowhere else.
+        split_weights: `SharedWeight` modules, by the last part of their names, if a layer has them.
     """
 
     embed: Callable[[C_contra], nn.Embedding]
@@ -113,6 +125,7 @@ class Blocks(Generic[C_contra]):
     table: Callable[[C_contra], torch.Tensor]
     splits: Mapping[str, Split] = field(default_factory=dict)
     split_inputs: tuple[str, ...] = ()
+    split_weights: tuple[str, ...] = ()
 
 
 class Layout(Protocol[C_contra]):

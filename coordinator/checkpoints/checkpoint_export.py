@@ -35,6 +35,7 @@ from coordinator.checkpoints.exported_tokenizer import (
 from coordinator.checkpoints.stored_file import OnRead
 from coordinator.checkpoints.stored_state import reading
 from coordinator.checkpoints.tensor_files import StoredVector, TensorSource, source_of, write_tensors
+from coordinator.checkpoints.weight_shards import INDEX_NAME, weight_shards, weights_index
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import UnitName
 from protocol.tensors.expert_schema import held_units
@@ -45,7 +46,6 @@ from protocol.tensors.tensor_schema import TensorSchema
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
 _TEMPORARY: Final = ".writing"
 
@@ -173,10 +173,14 @@ def _write(
 ) -> dict[str, int]:
     """Write all files into a temporary folder inside `target`, which may be a mount point, then move each into place."""
     temporary = target / _TEMPORARY
-    names = [WEIGHTS_NAME, *files]
+    shards = weight_shards(tensors)
+    if len(shards) > 1:
+        files = {INDEX_NAME: _json(weights_index(shards)), **files}
+    names = [*shards, *files]
     with _taken_back_on_failure(target, names):
         temporary.mkdir()
-        write_tensors(temporary / WEIGHTS_NAME, tensors, origin)
+        for name, part in shards.items():
+            write_tensors(temporary / name, part, origin)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
         for name in names:

@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,11 @@ class TensorSource:
 
     shape: tuple[int, ...]
     parts: Callable[[], Iterable[bytes | memoryview]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts together."""
+        return _VALUE_BYTES * prod(self.shape)
 
 
 def source_of(values: torch.Tensor, shape: tuple[int, ...] | None = None) -> TensorSource:
@@ -67,7 +73,7 @@ def write_tensors(path: Path, tensors: Mapping[str, TensorSource], metadata: Map
     ends, end = dict[str, int](), 0
     for name in sorted(tensors):
         shape = tensors[name].shape
-        begin, end = end, end + _VALUE_BYTES * int(np.prod(shape, dtype=np.int64))
+        begin, end = end, end + tensors[name].num_bytes
         ends[name] = end
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

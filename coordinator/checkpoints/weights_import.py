@@ -17,6 +17,7 @@ from averaging.data.tokenizer import Tokenizer
 from averaging.models.family import layout_of
 from averaging.storage.text_name import text_name
 from coordinator.checkpoints.exported_tokenizer import byte_vocabulary, token_numbers
+from coordinator.checkpoints.weight_shards import INDEX_NAME, WEIGHTS_NAME
 from protocol.errors import ConfigError, StorageError
 from protocol.plain_file import check_plain_file
 from protocol.tensors.model_config import ModelConfig, model_schema
@@ -25,8 +26,6 @@ from protocol.tensors.tensor_schema import TensorSpec
 if TYPE_CHECKING:
     import torch
 
-_WEIGHTS_NAME: Final = "model.safetensors"
-_INDEX_NAME: Final = "model.safetensors.index.json"
 CONFIG_NAME: Final = "config.json"
 _TOKENIZER_NAME: Final = "tokenizer.json"
 _MAX_JSON_BYTES: Final = 1 << 26
@@ -238,7 +237,7 @@ def tokens_beside(folder: Path) -> dict[str, int] | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index, single = folder / _INDEX_NAME, folder / _WEIGHTS_NAME
+    index, single = folder / INDEX_NAME, folder / WEIGHTS_NAME
     if not index.exists():
         return [single]
     names = _read_json(index).get("weight_map")
@@ -291,7 +290,7 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
-        expected = f"a folder with {CONFIG_NAME} and {_WEIGHTS_NAME}"
+        expected = f"a folder with {CONFIG_NAME} and {WEIGHTS_NAME}"
         raise ConfigError(f"{file} is not there", expected, "mend run.start_from") from error
     except OSError as error:
         raise StorageError(f"{file} cannot be read ({error.strerror or error})", "a readable file") from error

@@ -16,25 +16,35 @@ from torch import nn
 from torch.nn import functional
 
 from averaging.models.attention import Attention, WindowedAttention, causal_attention
-from averaging.models.family import Blocks, Drop, LayerCache, Split
+from averaging.models.family import Blocks, Drop, LayerCache, Split, Used
 from averaging.models.llama.config import DecoderConfig
 from averaging.models.llama.rotary import frequencies
 
 
 class Norm(nn.Module):
-    """x / rms(x) times a learned weight; sums in float32, and the result in the type of x."""
+    """x / rms(x) times a learned weight; sums in float32, and the result in the type of x.
+
+    Attributes:
+        used: the weight as a pass uses it, which a replica may replace where each process norms some of the heads.
+    """
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
+        self.used: Used = _as_it_is
         self._eps = eps
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """(B, T, D) to (B, T, D)."""
-        if x_BTD.dtype == self.weight.dtype:
-            return functional.rms_norm(x_BTD, self.weight.shape, self.weight, self._eps)
+        """(B, T, D) to (B, T, D), or (B, T, H, E) to (B, T, H, E)."""
+        weight = self.used(self.weight)
+        if x_BTD.dtype == weight.dtype:
+            return functional.rms_norm(x_BTD, weight.shape, weight, self._eps)
         with torch.autocast(x_BTD.device.type, enabled=False):  # else the stream would come out in float32
-            return functional.rms_norm(x_BTD, self.weight.shape, self.weight.to(x_BTD.dtype), self._eps)
+            return functional.rms_norm(x_BTD, weight.shape, weight.to(x_BTD.dtype), self._eps)
+
+
+def _as_it_is(weight: torch.Tensor) -> torch.Tensor:
+    return weight
 
 
 def rotation_table(config: DecoderConfig) -> torch.Tensor:
@@ -162,4 +172,6 @@ SPLITS: Final[dict[str, Split]] = {
     "w_down": "columns",
 }
 
-BLOCKS: Final = Blocks(_embedding, _layer, _norm, rotation_table, SPLITS, ("attn_norm", "ffn_norm"))
+BLOCKS: Final = Blocks(
+    _embedding, _layer, _norm, rotation_table, SPLITS, ("attn_norm", "ffn_norm"), ("q_norm", "k_norm")
+)

@@ -44,7 +44,7 @@ def why_no_context(model: ModelConfig, num_ranks: int) -> str:
     if num_ranks == 1:
         return ""
     if not model.shares_contexts:
-        return f"the tokens of a sequence cannot be shared in a model of family {model.family}"
+        return f"the tokens of a sequence cannot be shared in this model of family {model.family}"
     if model.context_tokens % (2 * num_ranks):
         return f"a context of {model.context_tokens} tokens is not a multiple of {2 * num_ranks}"
     return ""

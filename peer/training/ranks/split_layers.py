@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import torch
+import torch.distributed as distributed
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from averaging.models.family import Split, blocks_of
+from averaging.models.family import SharedWeight, Split, blocks_of
 from peer.models.decoder import Spine
 from peer.models.mixture import MixtureDecoder
 from peer.training.plan.split_core import why_no_tensor
@@ -49,6 +50,8 @@ def split_layers(model: Spine, ranks: DeviceMesh) -> None:
         for name, module in layer.named_modules():
             if blocks.splits.get(_last(name)) == "columns":
                 module.register_forward_hook(_wait)
+            if _last(name) in blocks.split_weights and isinstance(module, SharedWeight):
+                module.used = partial(_summed_gradient, ranks.get_group())
 
 
 def _styles(layer: nn.Module, splits: Mapping[str, Split]) -> dict[str, ParallelStyle]:
@@ -67,6 +70,26 @@ def _wait(module: nn.Module, arrived: object, left: torch.Tensor) -> None:
     """Wait for the sum over the ranks. A layer that is computed again may never use it, and the group would keep it for ever."""
     if isinstance(left, AsyncCollectiveTensor):
         left.wait()
+
+
+def _summed_gradient(group: distributed.ProcessGroup, weight: torch.Tensor) -> torch.Tensor:
+    """The same values; the gradient is the sum of what the parts of all ranks give."""
+    return cast(torch.Tensor, _SummedGradient.apply(weight, group))  # type: ignore[no-untyped-call]
+
+
+class _SummedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, weight: torch.Tensor, group: distributed.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.group = group  # type: ignore[attr-defined]
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = grad.contiguous().clone()
+        distributed.all_reduce(whole, group=ctx.group)  # type: ignore[attr-defined]
+        return whole, None
 
 
 def _last(name: str) -> str:

@@ -14,6 +14,7 @@ from peer.training.plan.split_core import (
     why_no_tensor,
 )
 from protocol.tensors.expert_schema import MixtureConfig
+from protocol.tensors.model_families import parse_model
 
 MODEL = LlamaConfig(dim=48, num_layers=2, num_heads=6, num_kv_heads=2, ffn_dim=44, context_tokens=48)
 
@@ -61,5 +62,15 @@ def test_a_family_that_tells_no_way_cannot_be_split() -> None:
 
     whole = Whole.model_validate(MODEL.model_dump())
     assert why_no_tensor(whole, 2) == "layers of a model of family llama cannot be shared"
-    assert why_no_context(whole, 2) == "the tokens of a sequence cannot be shared in a model of family llama"
+    assert why_no_context(whole, 2) == "the tokens of a sequence cannot be shared in this model of family llama"
     assert why_no_tensor(whole, 1) == why_no_context(whole, 1) == ""
+
+
+def test_a_norm_over_all_heads_and_a_window_over_all_tokens_cannot_be_split() -> None:
+    olmo2 = parse_model({**MODEL.model_dump(), "family": "olmo2"})
+    assert why_no_tensor(olmo2, 2) == "layers of a model of family olmo2 cannot be shared"
+    assert why_no_context(olmo2, 2) == ""
+    mistral, narrow = (parse_model({**MODEL.model_dump(), "family": "mistral", "window_tokens": n}) for n in (48, 47))
+    assert [why_no_tensor(each, 2) for each in (mistral, narrow)] == ["", ""]
+    assert why_no_context(mistral, 2) == ""
+    assert why_no_context(narrow, 2) == "the tokens of a sequence cannot be shared in this model of family mistral"

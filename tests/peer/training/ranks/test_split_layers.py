@@ -8,7 +8,14 @@ NEAR = 1e-5
 
 
 def test_gradients_of_two_ranks_that_share_layers_are_those_of_one_process(short_path: Path) -> None:
-    errors = errors_of(short_path, 2, "tied tensor=2", "untied tensor=2 selective", "expert tensor=2 full")
+    cases = (
+        "tied tensor=2",
+        "untied tensor=2 selective",
+        "expert tensor=2 full",
+        "qwen2 tensor=2",
+        "qwen3 tensor=2 full",
+    )
+    errors = errors_of(short_path, 2, *cases)
     assert max(errors) <= NEAR
 
 
@@ -20,5 +27,7 @@ def test_gradients_of_four_ranks_that_share_layers_and_rows_or_sequences_are_tho
         4,
         "expert shard=2 context=2 tensor=2 rows",
         "untied shard=2 context=2 tensor=2 full",
+        "qwen3 shard=2 context=2 tensor=2 rows",
+        "olmo2 shard=4 context=2 rows",
     )
     assert max(errors) <= NEAR
