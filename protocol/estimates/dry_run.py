@@ -97,6 +97,8 @@ def _both_ways(up_and_down: tuple[int, int], num_rounds: int) -> str:
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if value is None:
+    if value is None or value == []:
         return "none"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
     return printable(value) if value != "" else '""'

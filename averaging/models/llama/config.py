@@ -6,6 +6,7 @@ numbers; the code is part of each peer's installation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,6 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, NumLayers, Size
 from protocol.tensors.tensor_schema import TensorSpec
+
+_LINEARS: Final = {
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "gate_proj": "w_gate",
+    "up_proj": "w_up",
+    "down_proj": "w_down",
+}
 
 
 class LlamaConfig(BaseModel):
@@ -101,6 +112,11 @@ class LlamaConfig(BaseModel):
     def takes_experts(self) -> bool:
         """Always true: an expert is one more SwiGLU (peer/models/mixture.py)."""
         return True
+
+    @property
+    def linears(self) -> Mapping[str, str]:
+        """Those of attention and feed-forward."""
+        return _LINEARS
 
     @property
     def split_counts(self) -> dict[str, int]:
