@@ -24,7 +24,14 @@ from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, config_cla
 ROOT: Final = Path(__file__).parents[1]
 COMMAND: Final = "python -m tests.settings_pages"
 
-_KINDS: Final = {int: "whole number", float: "number", bool: "yes or no", str: "text", Path: "path", list[str]: "list of texts"}
+_KINDS: Final = {
+    int: "whole number",
+    float: "number",
+    bool: "yes or no",
+    str: "text",
+    Path: "path",
+    list[str]: "list of texts",
+}
 
 
 def pages() -> dict[Path, str]:

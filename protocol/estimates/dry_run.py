@@ -97,8 +97,8 @@ def _both_ways(up_and_down: tuple[int, int], num_rounds: int) -> str:
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if value is None or value == []:
+    if value is None:
         return "none"
     if isinstance(value, list):
-        return ", ".join(map(_value, value))
+        return ", ".join(map(_value, value)) or "not given"
     return printable(value) if value != "" else '""'

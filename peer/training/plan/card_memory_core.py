@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from peer.training.plan.card_plan import CardPlan, Checkpointing, Precision
+from protocol.memory_costs import FROZEN_BYTES
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema, target_shapes
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, layer_of, num_values
 from protocol.tensors.stage_schema import StageMap, stage_schema
@@ -26,9 +27,6 @@ ADAMW_BYTES: Final = 8
 MUON_BYTES: Final = 4
 INT8_BYTES: Final = 2.03
 """Bytes of the moments a value: two in float32, one in float32, two in 8 bits with the scales of their blocks."""
-
-FROZEN_BYTES: Final = 2
-"""Bytes of a frozen value."""
 
 CAST_VALUES: Final = 1 << 22
 """Values of a frozen weight that are in another type at a time (peer/models/frozen_linear.py)."""
@@ -84,9 +82,18 @@ def whole_load(model: ModelConfig) -> CardLoad:
 
 
 def adapter_load(model: ModelConfig, adapter: AdapterConfig) -> CardLoad:
-    """An adapter over a frozen model. Each adapted matrix keeps `rank` more values a token."""
-    layer, more = model.layer_activations, adapter.rank * len(adapter.parts(model))
-    adapted = replace(layer, kept=layer.kept + more, products=layer.products + more, compiled=layer.compiled + more)
+    """An adapter over a frozen model. Each adapted matrix keeps `rank` more values a token, and the adapter's output too where
+    results of products are kept.
+    """
+    layer, shapes = model.layer_activations, target_shapes(model)
+    adapted_rows = [rows for name, (rows, _) in shapes.items() if not adapter.targets or name in adapter.targets]
+    more = adapter.rank * len(adapted_rows)
+    adapted = replace(
+        layer,
+        kept=layer.kept + more,
+        products=layer.products + more + sum(adapted_rows),
+        compiled=layer.compiled + more,
+    )
     return CardLoad(model, adapter_schema(model, adapter).tensors, model.num_layers, adapted, frozen=model.tensors())
 
 
