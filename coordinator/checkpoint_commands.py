@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from protocol.errors import ConfigError
 from protocol.tables import examples
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_checkpoint_commands(app: typer.Typer, load_models: LoadModels) -> None:
     app.command("list", epilog=examples(*listing))(_list_command(load_models))
     verifying = ("potluck checkpoint verify latest", "potluck checkpoint verify CHECKPOINT_DIR")
     app.command("verify", epilog=examples(*verifying))(_verify_command(load_models))
-    exporting = ("potluck checkpoint export latest my-model", "potluck checkpoint export CHECKPOINT_DIR my-model")
+    exporting = ("potluck checkpoint export latest my-model", "potluck checkpoint export latest my-adapter --adapter")
     app.command("export", epilog=examples(*exporting))(_export_command(load_models))
 
 
@@ -112,15 +113,39 @@ def _export_command(load_models: LoadModels) -> Callable[..., None]:
         expert: Annotated[
             int | None, typer.Option(help="In a run of experts: the expert to write, with the trunk.")
         ] = None,
+        adapter: Annotated[
+            bool, typer.Option("--adapter", help="In a run with an adapter: write the adapter alone, as peft reads it.")
+        ] = False,
+        merged: Annotated[
+            bool, typer.Option("--merged", help="In a run with an adapter: write the base with the adapter merged in.")
+        ] = False,
+        base: Annotated[
+            Path | None,
+            typer.Option(help="Data folder with the base of an adapter; the one beside the checkpoint if not given."),
+        ] = None,
         state_dir: _StateDir = None,
     ) -> None:
         """Verify a checkpoint and write its model as safetensors in the Hugging Face Llama layout."""
         from averaging.host.progress import shown_progress
-        from coordinator.checkpoints.verify import export_sentence
+        from coordinator.checkpoints.verify import adapter_sentence, export_sentence
         from coordinator.run.named_checkpoint import opened_checkpoint
 
+        _check_form(expert, base, is_adapter=adapter, is_merged=merged)
         with opened_checkpoint(path, load_models(), state_dir) as folder, shown_progress("exporting") as show:
-            sentence = export_sentence(folder, target, expert, show)
+            if adapter or merged:
+                sentence = adapter_sentence(folder, target, is_merged=merged, base=base, show=show)
+            else:
+                sentence = export_sentence(folder, target, expert, show)
         typer.echo(sentence)
 
     return checkpoint_export
+
+
+def _check_form(expert: int | None, base: Path | None, *, is_adapter: bool, is_merged: bool) -> None:
+    """Refuse options that contradict each other. Raises ConfigError."""
+    if is_adapter and is_merged:
+        raise ConfigError("--adapter and --merged", "one of both")
+    if expert is not None and (is_adapter or is_merged):
+        raise ConfigError("--expert with --adapter or --merged", "one of them: a run has experts or an adapter")
+    if base is not None and not is_merged:
+        raise ConfigError("--base without --merged", "both, or none")

@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from averaging.arithmetic.spare_memory import keep_cool
+from averaging.data.base_files import stored_adapter
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.host.hints import with_folder
@@ -360,6 +361,7 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
         others=tuple((other, ChunkGrid(other.num_elements, elements)) for other in others),
         whole=manifest.model_schema if others else None,
         mixture=manifest.config.mixture,
+        adapter=stored_adapter(manifest.config, host.run.dataset),
         first=partial(_first_state, host),
         are_stages=manifest.config.stages is not None,
     )

@@ -321,6 +321,10 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
         top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
         seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
         expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
+        base: Annotated[
+            Path | None,
+            typer.Option(help="Data folder with the base of an adapter; the one beside the checkpoint if not given."),
+        ] = None,
         threads: Annotated[
             int, typer.Option(help="Threads of the CPU; 0 for as many as suit the size of the model.")
         ] = 0,
@@ -341,9 +345,9 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
 
         with open_checkpoint(checkpoint, state_dir) as path:
             if as_json:
-                typer.echo(text_json(path, prompt, sampling, expert))
+                typer.echo(text_json(path, prompt, sampling, expert, base))
             else:
-                print_text(path, prompt, sampling, expert)
+                print_text(path, prompt, sampling, expert, base)
 
     return generate
 

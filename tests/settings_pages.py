@@ -24,7 +24,14 @@ from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, FAMILY_KEY
 ROOT: Final = Path(__file__).parents[1]
 COMMAND: Final = "python -m tests.settings_pages"
 
-_KINDS: Final = {int: "whole number", float: "number", bool: "yes or no", str: "text", Path: "path"}
+_KINDS: Final = {
+    int: "whole number",
+    float: "number",
+    bool: "yes or no",
+    str: "text",
+    Path: "path",
+    list[str]: "list of texts",
+}
 
 
 def pages() -> dict[Path, str]:
@@ -109,7 +116,7 @@ def _one_line(text: str | None) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    if field.default_factory is not None or field.default in (None, ""):
+    if field.default_factory is not None or field.default in (None, "", []):
         return "not given"
     return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 

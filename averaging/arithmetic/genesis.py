@@ -26,7 +26,8 @@ _AT_ONCE: Final = 1 << 18
 
 def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None = None) -> torch.Tensor:
     """(N,) float32, as each tensor's `start` says: ones, zeros, or uniform noise. Tensors that write into the residual stream are
-    scaled by 1 / sqrt(2 layers) (GPT-2 report, section 2.3).
+    scaled by 1 / sqrt(2 layers) (GPT-2 report, section 2.3). Noise by the columns is within 1 / sqrt(columns), as `peft` begins a
+    LoRA adapter (Kaiming's uniform noise with a = sqrt(5)).
 
     Args:
         model: all tensors of the model, if the unit has only some. A tensor's values do not depend on its unit.
@@ -50,6 +51,8 @@ def _fill(values: FloatArray, spec: TensorSpec, index: int, seed: int, num_layer
             return
         case "residual":
             bound /= sqrt(2.0 * num_layers)
+        case "fan_in":
+            bound = 1.0 / sqrt(spec.shape[-1])
         case "noise":
             pass
         case _:

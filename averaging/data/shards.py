@@ -1,9 +1,9 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that verifies everything.
 
 A shard holds tokens as little-endian uint16, or as uint32 for a large vocabulary. Given initial weights of a run are shards, too:
-float32, each as long as two tokens of two bytes. Text for experts is packed separately for each expert, and the router that
-selected it is a file of the data set. The data set's id is the hash of its manifest. So a peer with the id can check every byte
-from any donor.
+float32, each as long as two tokens of two bytes. Weights of a frozen base are bfloat16, each as long as one token. Text for experts
+is packed separately for each expert, and the router that selected it is a file of the data set. The data set's id is the hash of its
+manifest. So a peer with the id can check every byte from any donor.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from protocol.run.experts_section import MAX_ROUTER_BYTES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
 TokenBytes = Literal[2, 4]
-ShardPart = Split | Literal["start"]
-"""Content of a shard: a part of the text, or the run's initial weights."""
+ShardPart = Split | Literal["start", "base"]
+"""Content of a shard: a part of the text, the run's initial weights, or the weights of its frozen base."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 MANIFEST_NAME: Final = "dataset.json"
@@ -154,7 +154,7 @@ class DatasetManifest(_Part):
     def _check_experts(self) -> DatasetManifest:
         num_experts = self.router.num_experts if self.router else 0
         for entry in self.shards:
-            is_routed = self.router is not None and entry.split != "start"
+            is_routed = self.router is not None and entry.split not in ("start", "base")
             if (entry.expert is not None) != is_routed or (entry.expert or 0) >= max(1, num_experts):
                 raise ValueError(f"a shard of expert {entry.expert} in a data set for {num_experts} experts")
         return self

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from averaging.data.base_files import StoredAdapter
 from averaging.state.state import UnitState
 from protocol.ids import Root
 from protocol.run.manifest import RunManifest
@@ -40,6 +41,7 @@ class RunModel:
     Attributes:
         units: all units of the run, the spine first.
         tokenizer: the run's; None if tokens are bytes.
+        adapter: its numbers and its base; None in a run without.
         proof: what stands behind the state's root, in a few words.
     """
 
@@ -47,6 +49,7 @@ class RunModel:
     units: tuple[ModelUnit, ...]
     tokenizer: ModelTokenizer | None
     proof: str
+    adapter: StoredAdapter | None = None
 
 
 class PeerModels(Protocol):

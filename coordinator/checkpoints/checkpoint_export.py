@@ -35,7 +35,7 @@ from coordinator.checkpoints.exported_tokenizer import (
 from coordinator.checkpoints.stored_file import OnRead
 from coordinator.checkpoints.stored_state import reading
 from coordinator.checkpoints.tensor_files import StoredVector, TensorSource, source_of, write_tensors
-from coordinator.checkpoints.weight_shards import INDEX_NAME, weight_shards, weights_index
+from coordinator.checkpoints.weight_shards import INDEX_NAME, WEIGHTS_NAME, weight_shards, weights_index
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import UnitName
 from protocol.tensors.expert_schema import held_units
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 CONFIG_NAME: Final = "config.json"
 _TEMPORARY: Final = ".writing"
+_OWN_TENSORS: Final = "the tensors of its model family"
+_EXPORT_ELSEWHERE: Final = "export it with the release that wrote it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +74,33 @@ def export_checkpoint(
     target = target.absolute()
     _ensure_free(target)
     manifest = verify_checkpoint(path, on_read)
+    if manifest.adapter is not None:
+        raise ConfigError(
+            f"checkpoint {path} has an adapter",
+            "one of its two forms",
+            "add --adapter for the adapter alone, or --merged for the whole model",
+        )
     config, schema = _decoder(path, manifest)
-    tokenizer = _tokenizer(path, manifest, config)
+    tokenizer = tokenizer_of(path, manifest, config)
     with reading():
         stored = StoredVector(path / parameters_name(manifest.unit), schema)
         tensors = {spec.name: stored.source(spec) for spec in schema.tensors}
         if manifest.experts is not None or expert is not None:
             config, dense = _dense(path, manifest, config, stored, expert)
             tensors = {name: source_of(tensor) for name, tensor in dense.items()}
-    origin = {
+    named = {layout_of(config).name(name): tensor for name, tensor in tensors.items()}
+    return Exported(manifest, write_folder(target, named, origin_of(manifest), side_files(config, tokenizer)))
+
+
+def origin_of(manifest: CheckpointManifest) -> dict[str, str]:
+    """The metadata of exported weights."""
+    return {
         "format": "pt",
         "potluck_run": manifest.run_name,
         "potluck_run_id": manifest.run_id,
         "potluck_round": str(manifest.index),
         "potluck_state_root": manifest.state_root,
     }
-    named = {layout_of(config).name(name): tensor for name, tensor in tensors.items()}
-    return Exported(manifest, _write(target, named, origin, _side_files(config, tokenizer)))
 
 
 def _dense(
@@ -122,24 +134,35 @@ def _ensure_free(target: Path) -> None:
         raise StorageError(f"{target} cannot be read ({error.strerror})", "a readable folder", remedy) from error
 
 
-def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[ModelConfig, TensorSchema]:
-    """The model's configuration and tensor schema. Refuses a checkpoint whose tensors do not match its configuration."""
-    expected, remedy = "the tensors of its model family", "export it with the release that wrote it"
+def model_of(path: Path, manifest: CheckpointManifest) -> ModelConfig:
+    """The model's configuration. Raises ConfigError if it is of no family of this release."""
     try:
-        config = parse_model(manifest.model)
+        return parse_model(manifest.model)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
-        raise ConfigError(f"checkpoint {path} has another kind of model (model {place})", expected, remedy) from error
+        found = f"checkpoint {path} has another kind of model (model {place})"
+        raise ConfigError(found, _OWN_TENSORS, _EXPORT_ELSEWHERE) from error
+
+
+def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[ModelConfig, TensorSchema]:
+    """The model's configuration and tensor schema."""
+    config = model_of(path, manifest)
     schema = model_schema(config, UnitName(manifest.unit))
     if manifest.experts is not None:
         schema = held_units(config, manifest.experts, range(manifest.experts.num_experts)).whole
-    names = [(spec.name, spec.shape) for spec in schema.tensors]
-    if names != [(tensor.name, tensor.shape) for tensor in manifest.tensors]:
-        raise ConfigError(f"checkpoint {path} has other tensors than its model numbers say", expected, remedy)
+    check_tensors(path, manifest, schema)
     return config, schema
 
 
-def _tokenizer(path: Path, manifest: CheckpointManifest, config: ModelConfig) -> ExportedTokenizer | None:
+def check_tensors(path: Path, manifest: CheckpointManifest, schema: TensorSchema) -> None:
+    """Refuse a checkpoint whose tensors do not match its numbers. Raises ConfigError."""
+    names = [(spec.name, spec.shape) for spec in schema.tensors]
+    if names != [(tensor.name, tensor.shape) for tensor in manifest.tensors]:
+        found = f"checkpoint {path} has other tensors than its model numbers say"
+        raise ConfigError(found, _OWN_TENSORS, _EXPORT_ELSEWHERE)
+
+
+def tokenizer_of(path: Path, manifest: CheckpointManifest, config: ModelConfig) -> ExportedTokenizer | None:
     """The run's tokenizer. None if tokens are bytes and the model's vocabulary is too small for all of them."""
     stored, file = manifest.tokenizer, path / TOKENIZER_NAME
     if stored is None:
@@ -154,28 +177,38 @@ def _tokenizer(path: Path, manifest: CheckpointManifest, config: ModelConfig) ->
     return tokenizer
 
 
-def _side_files(config: ModelConfig, tokenizer: ExportedTokenizer | None) -> dict[str, bytes]:
+def side_files(config: ModelConfig, tokenizer: ExportedTokenizer | None) -> dict[str, bytes]:
     """All files except the weights, config.json last."""
     files: dict[str, bytes] = {}
     if tokenizer is not None:
-        files["generation_config.json"] = _json(generation_config(config, tokenizer.end))
+        files["generation_config.json"] = as_json(generation_config(config, tokenizer.end))
         files[TOKENIZER_NAME] = tokenizer.data
-        files["tokenizer_config.json"] = _json(tokenizer_config(config, tokenizer.end_text))
-    return files | {CONFIG_NAME: _json(layout_of(config).config_json(config, tokenizer.end if tokenizer else None))}
+        files["tokenizer_config.json"] = as_json(tokenizer_config(config, tokenizer.end_text))
+    return files | {CONFIG_NAME: as_json(layout_of(config).config_json(config, tokenizer.end if tokenizer else None))}
 
 
-def _json(values: dict[str, object]) -> bytes:
+def as_json(values: dict[str, object]) -> bytes:
+    """The text of a file."""
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def _write(
-    target: Path, tensors: Mapping[str, TensorSource], origin: dict[str, str], files: dict[str, bytes]
+def write_folder(
+    target: Path,
+    tensors: Mapping[str, TensorSource],
+    origin: dict[str, str],
+    files: dict[str, bytes],
+    weights_name: str = WEIGHTS_NAME,
 ) -> dict[str, int]:
-    """Write all files into a temporary folder inside `target`, which may be a mount point, then move each into place."""
+    """Write all files into a temporary folder inside `target`, which may be a mount point, then move each into place. Returns the size
+    of each, the last of `files` last.
+
+    Raises:
+        StorageError: writing failed; nothing is left in `target`.
+    """
     temporary = target / _TEMPORARY
-    shards = weight_shards(tensors)
+    shards = weight_shards(tensors) if weights_name == WEIGHTS_NAME else {weights_name: tensors}
     if len(shards) > 1:
-        files = {INDEX_NAME: _json(weights_index(shards)), **files}
+        files = {INDEX_NAME: as_json(weights_index(shards)), **files}
     names = [*shards, *files]
     with _taken_back_on_failure(target, names):
         temporary.mkdir()
@@ -247,12 +280,12 @@ def export_tensors(
     target = target.absolute()
     _ensure_free(target)
     config = parse_model(manifest.model)
-    tokenizer = _tokenizer(path, manifest, config)
+    tokenizer = tokenizer_of(path, manifest, config)
     sources = {name: source_of(tensor) for name, tensor in tensors.items()}
-    files = _side_files(config, tokenizer) | {CONFIG_NAME: _json(config_of(tokenizer.end if tokenizer else None))}
+    files = side_files(config, tokenizer) | {CONFIG_NAME: as_json(config_of(tokenizer.end if tokenizer else None))}
     metadata = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}
     return Exported(
-        manifest, _write(target, sources, metadata | {"potluck_round": str(manifest.index)} | origin, files)
+        manifest, write_folder(target, sources, metadata | {"potluck_round": str(manifest.index)} | origin, files)
     )
 
 

@@ -35,6 +35,7 @@ from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 if TYPE_CHECKING:
+    from averaging.data.base_files import StoredAdapter
     from averaging.network.seams.interfaces import Clock, Offload
     from averaging.state.state import UnitState
     from coordinator.ledger.ledger import CheckpointRow, Ledger
@@ -141,6 +142,7 @@ class CheckpointPlace:
     others: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None
+    adapter: StoredAdapter | None = None
     first: Callable[[UnitName], UnitState] | None = None
     kept: KeptState = _keeps_none
     are_stages: bool = False
@@ -439,6 +441,7 @@ class Checkpointer:
             state=state,
             root=target.root,
             tokenizer=place.tokenizer,
+            adapter=place.adapter,
         )
         if place.whole is None:
             return content

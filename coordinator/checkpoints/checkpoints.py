@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from averaging.data.base_files import StoredAdapter
 from averaging.state.state import StateHeader, UnitState, state_root
 from coordinator.checkpoints.stored_file import Count, FrozenModel, HexHash, OnRead, StoredFile, hash_file
 from coordinator.checkpoints.stored_state import StoredState
@@ -74,6 +75,7 @@ class CheckpointManifest(FrozenModel):
         units: all units, the spine first; left out in a run with one.
         model: the model's numbers as in run.toml, enough to build it.
         experts: the numbers of the model's experts, if it has any.
+        adapter: the adapter's numbers and its base; left out in a run without. `tensors` are then the adapter's.
         tokenizer: the run's tokenizer; left out if tokens are bytes.
         checksum: SHA-256 of everything else, as compact JSON. The state root does not cover names and model numbers.
     """
@@ -93,6 +95,7 @@ class CheckpointManifest(FrozenModel):
     model: dict[str, int | float | bool | str]
     units: tuple[StoredUnit, ...] | None = None
     experts: MixtureConfig | None = None
+    adapter: StoredAdapter | None = None
     tokenizer: StoredTokenizer | None = None
     written_unix_s: Count
     checksum: HexHash = "0" * 64
@@ -129,6 +132,7 @@ class CheckpointContent:
     tokenizer: RunTokenizer | None = None
     units: tuple[UnitContent, ...] = ()
     mixture: MixtureConfig | None = None
+    adapter: StoredAdapter | None = None
 
     @property
     def unit(self) -> UnitName:
@@ -204,6 +208,7 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         model=content.model,
         units=tuple(map(_stored, content.units)) or None,
         experts=content.mixture,
+        adapter=content.adapter,
         tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
         written_unix_s=now_unix_s,
     )

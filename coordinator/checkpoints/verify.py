@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from protocol.tables import printable
 
 if TYPE_CHECKING:
-    from coordinator.checkpoints.checkpoints import CheckpointManifest
+    from coordinator.checkpoints.checkpoint_export import Exported
 
     OnBytes = Callable[[int, int], None]
 
@@ -59,8 +59,27 @@ def export_sentence(path: Path, target: Path, expert: int | None = None, show: O
     """
     from coordinator.checkpoints.checkpoint_export import export_checkpoint
 
-    exported = export_checkpoint(path, target, expert, _counted(path, show))
-    manifest: CheckpointManifest = exported.manifest
+    return _exported_sentence(export_checkpoint(path, target, expert, _counted(path, show)), target)
+
+
+def adapter_sentence(
+    path: Path, target: Path, *, is_merged: bool, base: Path | None = None, show: OnBytes = _silent
+) -> str:
+    """Verify a checkpoint and write its adapter as `peft` reads it, or its base with the adapter merged into it. Returns one line for
+    the user. `show` as in `verify_checkpoint`.
+
+    Raises:
+        ConfigError, StorageError: as `export_adapter` and `export_merged` in coordinator/checkpoints/adapter_export.py.
+    """
+    from coordinator.checkpoints.adapter_export import export_adapter, export_merged
+
+    on_read = _counted(path, show)
+    exported = export_merged(path, target, base, on_read) if is_merged else export_adapter(path, target, on_read)
+    return _exported_sentence(exported, target)
+
+
+def _exported_sentence(exported: Exported, target: Path) -> str:
+    manifest = exported.manifest
     num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
     summary = f"round {manifest.index} of {printable(manifest.run_name)}, {num_bytes / 1e6:.2f} MB"
     return f"verified and exported: {summary} to {target}: {names}"

@@ -50,6 +50,15 @@ def read_weights(folder: Path, config: ModelConfig) -> torch.Tensor:
     return _read(folder, config, has_values=True).finished(folder)
 
 
+def weights_in_order(folder: Path, config: ModelConfig) -> Iterator[torch.Tensor]:
+    """The weights in `folder` in the order of the model's schema, some rows of a tensor at a time, in the checkpoint's own type. At no
+    time is a whole tensor in memory. Raises as `read_weights`, while it is read.
+    """
+    taken = _read(folder, config, has_values=False)
+    taken.check_whole(folder)
+    yield from taken.in_order()
+
+
 def check_checkpoint(folder: Path, config: ModelConfig) -> None:
     """Refuse a checkpoint in `folder` that does not fit `config`, as far as that is known without its weights. Raises as
     `read_weights`.
@@ -110,8 +119,6 @@ class _Taken:
 
     def take(self, file: Path, name: str, opened: _OpenedFile) -> None:
         """Take one tensor of an open file. Raises ConfigError as `read_weights`."""
-        import torch
-
         if name in self._places:
             raise ConfigError(f"{name} is in {self._places[name]} and in {file}", "each tensor once")
         self._places[name] = file
@@ -120,7 +127,7 @@ class _Taken:
                 expected = f"the tensors of a model of family {self._config.family}"
                 raise ConfigError(f"{file}: {name} has no place in the run's model", expected)
             is_copy = tuple(opened.get_slice(name).get_shape()) == self._schema.tensors[0].shape
-            if is_copy and len(self._flat_N):
+            if is_copy:
                 self._copies[name] = file
             return
         spec, part = self._wanted[name], opened.get_slice(name)
@@ -132,9 +139,14 @@ class _Taken:
         values = self._values(spec)
         for begin, rows in _by_rows(file, name):
             own = values[begin : begin + len(rows)]
-            own.copy_(rows)
-            if not bool(torch.isfinite(own).all()):
-                raise ConfigError(f"{file}: {name} has values that are not finite", "numbers")
+            own.copy_(_finite(rows, file, name))
+
+    def in_order(self) -> Iterator[torch.Tensor]:
+        """All tensors in the schema's order, some rows at a time."""
+        for spec in self._schema.tensors:
+            name = self._layout.name(spec.name)
+            for _, rows in _by_rows(self._places[name], name):
+                yield _finite(rows, self._places[name], name)
 
     def _values(self, spec: TensorSpec) -> torch.Tensor:
         return self._flat_N[self._schema.offset(spec.name) :][: spec.num_elements].view(spec.shape)
@@ -147,6 +159,11 @@ class _Taken:
 
     def finished(self, folder: Path) -> torch.Tensor:
         """(N,) float32: all weights. Raises ConfigError as `read_weights`."""
+        self.check_whole(folder)
+        return self._flat_N
+
+    def check_whole(self, folder: Path) -> None:
+        """As `check_all`, and refuse a tied head that differs from the embedding. Raises as `read_weights`."""
         self.check_all(folder)
         embedding = self._schema.tensors[0]
         for name, file in self._copies.items():
@@ -156,14 +173,21 @@ class _Taken:
                     "one tensor",
                     f"if the head was trained, set tie_word_embeddings in {CONFIG_NAME} and model.is_tied to false",
                 )
-        return self._flat_N
 
     def _is_embedding(self, file: Path, name: str) -> bool:
         import torch
 
-        values = self._values(self._schema.tensors[0])
-        rows = _by_rows(file, name)
-        return all(torch.equal(part.float(), values[begin : begin + len(part)]) for begin, part in rows)
+        embedding = self._layout.name(self._schema.tensors[0].name)
+        pairs = zip(_by_rows(file, name), _by_rows(self._places[embedding], embedding), strict=True)
+        return all(torch.equal(own.float(), other.float()) for (_, own), (_, other) in pairs)
+
+
+def _finite(rows: torch.Tensor, file: Path, name: str) -> torch.Tensor:
+    import torch
+
+    if not bool(torch.isfinite(rows).all()):
+        raise ConfigError(f"{file}: {name} has values that are not finite", "numbers")
+    return rows
 
 
 def _by_rows(file: Path, name: str) -> Iterator[tuple[int, torch.Tensor]]:

@@ -161,6 +161,7 @@ def content_of(model: RunModel) -> CheckpointContent:
         state=spine.state,
         root=spine.root,
         tokenizer=None if tokenizer is None else RunTokenizer(tokenizer.data, tokenizer.end),
+        adapter=model.adapter,
     )
     if len(model.units) == 1:
         return content

@@ -24,6 +24,7 @@ from typing import Final
 
 import structlog
 
+from averaging.data.packing.base_shards import BaseWeights
 from averaging.data.packing.baselines import Baselines
 from averaging.data.packing.expert_shards import check_each_expert
 from averaging.data.packing.packing import NO_START, Packing, pack
@@ -258,6 +259,7 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
 
 def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) -> DatasetManifest:
     data, start = config.data, _start_bytes(config, base)
+    frozen = _base_weights(config, base)
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     check_start_tokenizer(config, base, tokenizer)
@@ -273,7 +275,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 shown.add(len(text.data))
 
             encoder, texts = _checked(tokenizer, read())
-            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing)
+            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, base=frozen, routing=routing)
             dataset = pack(texts, encoder, unfinished, packing, seen)
         _report_loss(encoder)
         _check_enough(config, dataset)
@@ -304,12 +306,21 @@ def _report_loss(encoder: Tokenizer) -> None:
 
 def _start_bytes(config: RunConfig, base: Path) -> memoryview:
     """The weights that the run begins with, little-endian float32 in the schema's order; empty if they follow from the seed."""
-    if not config.run.start_from:
+    if not config.run.start_from or config.adapter is not None:
         return NO_START
     from coordinator.checkpoints.weights_import import read_weights
 
     values_N = read_weights(base / config.run.start_from, config.model).numpy()
     return values_N.astype("<f4", copy=False).data.cast("B")
+
+
+def _base_weights(config: RunConfig, base: Path) -> BaseWeights | None:
+    """The frozen base of a run with an adapter."""
+    if config.adapter is None:
+        return None
+    from coordinator.checkpoints.base_import import base_weights
+
+    return base_weights(base / config.run.start_from, config.model)
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:

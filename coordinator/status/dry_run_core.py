@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.estimates.adapter_estimates import adapter_estimates
 from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimates
 from protocol.estimates.estimates import (
     checkpoint_fetch_bytes,
@@ -36,7 +37,8 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
     written_bytes = size.state_bytes * size.slow_rounds_per_day // rules.every_rounds
     kept_bytes, ledger = kept * size.state_bytes, ledger_bytes(size.fast_rounds, members)
     return (
-        Estimate("model", f"{whole(size.num_parameters)} parameters"),
+        Estimate("adapter" if run.adapter else "model", f"{whole(size.num_parameters)} parameters"),
+        *adapter_estimates(run)[:1],
         Estimate("memory", f"about {in_bytes(size.host_bytes)}"),
         Estimate("disk", f"checkpoints {in_bytes(kept_bytes)}: {whole(kept)} of {in_bytes(size.state_bytes)}"),
         Estimate("", f"ledger {in_bytes(ledger)}, with {members} peers in {whole(size.fast_rounds)} rounds"),
@@ -53,6 +55,7 @@ def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     return (
         Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),
         *disk_estimates(run, "its data"),
+        *adapter_estimates(run)[1:],
         *stage_estimates(run),
         *traffic_estimates(run, reduces=True),
     )

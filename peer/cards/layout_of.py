@@ -8,7 +8,7 @@ from functools import partial
 from peer.cards.own_cards import OwnCards
 from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.settings.config import PeerConfig, whole_bytes
-from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
+from peer.training.plan.card_memory_core import CardLoad, adapter_load, experts_load, whole_load
 from peer.training.plan.layout import Layout, World
 from peer.training.plan.layout_core import LayoutChoice, SplitRules, Task, choose_layout, one_world
 from peer.training.plan.owned_cards_core import LeftOut
@@ -63,7 +63,7 @@ def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: st
 def _load(run: RunConfig, experts: Sequence[int]) -> CardLoad:
     if run.mixture is not None:
         return experts_load(run.model, run.mixture, tuple(experts) or (0,))
-    return whole_load(run.model)
+    return adapter_load(run.model, run.adapter.config) if run.adapter is not None else whole_load(run.model)
 
 
 def _without_cards(own: OwnCards) -> LayoutChoice:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import MachineError
+from protocol.estimates.adapter_estimates import adapter_estimates
 from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimates
 from protocol.estimates.estimates import run_size
 from protocol.estimates.pipeline_estimates import stage_estimates
@@ -41,13 +42,14 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
         )
     size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
     return (
-        Estimate("model", f"{whole(size.num_parameters)} parameters"),
+        Estimate("adapter" if run.adapter else "model", f"{whole(size.num_parameters)} parameters"),
         Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),
         *disk_estimates(run, f"{in_bytes(data_kept_bytes)} of data"),
         Estimate(
             "at the start",
             f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",
         ),
+        *adapter_estimates(run),
         *stage_estimates(run),
         *_stages_with_room(run, offer),
         *traffic_estimates(run, reduces=not offer.no_listen),

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from averaging.data.base_files import stored_adapter
 from averaging.data.shards import DatasetManifest, ShardCache, parse_dataset
 from averaging.network.seams.offload import ThreadOffload
 from averaging.state.generations import Generations
@@ -57,7 +58,8 @@ def read_model(run_folder: Path) -> RunModel:
     tokenizer = read_tokenizer(dataset, ShardCache(run_folder.parent.parent / DATA_FOLDER))
     is_attested = all(unit_attested for _, unit_attested in units)
     proof = "as a later round attests it" if is_attested else "as this peer computed it"
-    return RunModel(manifest, tuple(unit for unit, _ in units), tokenizer, proof)
+    adapter = stored_adapter(manifest.config, dataset)
+    return RunModel(manifest, tuple(unit for unit, _ in units), tokenizer, proof, adapter)
 
 
 def read_tokenizer(dataset: DatasetManifest, cache: ShardCache) -> ModelTokenizer | None:

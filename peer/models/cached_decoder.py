@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from averaging.models.family import CachedLayer, LayerCache
 from peer.models.decoder import Decoder
+from peer.models.frozen_linear import product
 from protocol.errors import LocalProtocolError
 
 
@@ -42,4 +42,4 @@ class GrowingText:
         for layer, cache in zip(self._layers, self._caches, strict=True):
             x_BTD = layer.extend(x_BTD, model.table, cache)
         head = model.embed if model.head is None else model.head
-        return functional.linear(model.norm(x_BTD[:, -1:]), head.weight)[0, 0]
+        return product(model.norm(x_BTD[:, -1:]), head.weight)[0, 0]

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import file_digest, sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -18,11 +18,13 @@ from pydantic_core import from_json, to_json
 from rich.console import Console
 from rich.progress import track
 
+from averaging.data.base_files import StoredAdapter, find_base
 from averaging.storage.text_name import text_name
 from peer.models.sampling import Sampling, threads_for
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.ids import UnitName
 from protocol.plain_file import check_plain_file
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import ModelConfig, model_schema
 from protocol.tensors.model_families import ModelSection
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from peer.models.decode_text import TextTokenizer
+    from peer.models.decoder import Decoder
 
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 320
@@ -60,26 +63,55 @@ class _Manifest(BaseModel):
     parameters: _StoredFile
     model: ModelSection
     experts: MixtureConfig | None = None
+    adapter: StoredAdapter | None = None
     tokenizer: _StoredTokenizer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointModel:
-    """A checkpoint's model: its run, round and config, its (N,) float32 parameters in schema order, and its run's tokenizer."""
+    """A checkpoint's model: its run, round and config, its (N,) float32 parameters in schema order, and its run's tokenizer.
+
+    Attributes:
+        adapter: in a run with an adapter. `flat_N` are then the adapter's parameters.
+        base: the files of the adapter's base.
+    """
 
     run_name: str
     index: int
     config: ModelConfig
     flat_N: torch.Tensor
     tokenizer: TextTokenizer
+    adapter: AdapterConfig | None = None
+    base: tuple[Path, ...] = ()
+
+    @property
+    def num_values(self) -> int:
+        """Values of the whole model."""
+        return self.flat_N.numel() if self.adapter is None else model_schema(self.config).num_elements
+
+    def decoder(self) -> Decoder:
+        """The model with its values, on the CPU. Those of a base stay in bfloat16."""
+        import torch
+
+        from peer.models.adapted_decoder import adapted_decoder, base_of
+        from peer.models.decoder import Decoder, load_flat
+
+        if self.adapter is None:
+            model = Decoder(self.config)
+            load_flat(model, model_schema(self.config), self.flat_N)
+            return model
+        model = adapted_decoder(self.config, self.adapter, base_of(self.base, self.config), torch.device("cpu"))
+        load_flat(model, adapter_schema(self.config, self.adapter), self.flat_N)
+        return model
 
 
-def read_model(path: Path, expert: int = 0) -> CheckpointModel:
+def read_model(path: Path, expert: int = 0, base: Path | None = None) -> CheckpointModel:
     """Read the model of the checkpoint in folder `path`. Verifies its manifest's checksum and the hashes of its weights and
-    tokenizer. In a run of experts it is the model of one expert, with the trunk (averaging/arithmetic/expert_dense.py).
+    tokenizer. In a run of experts it is the model of one expert, with the trunk (averaging/arithmetic/expert_dense.py). In a run
+    with an adapter its base is read from `base`, or from the data folder beside the checkpoint.
 
     Raises:
-        ConfigError: there is no checkpoint.
+        ConfigError: there is no checkpoint, or its base is not here.
         StorageError: it is damaged, or of another kind of model.
         MachineError: it has a tokenizer file, and tokenizers is not installed.
     """
@@ -107,7 +139,10 @@ def read_model(path: Path, expert: int = 0) -> CheckpointModel:
             config, flat_N = _decoder(path, load_file(named), manifest, expert)
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, f"{file.name}: {error}") from error
-    return CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer)
+    found = CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer)
+    if manifest.adapter is None:
+        return found
+    return replace(found, adapter=manifest.adapter.numbers, base=find_base(path, manifest.adapter, base))
 
 
 def _open_manifest(path: Path, data: bytes) -> _Manifest:
@@ -157,6 +192,8 @@ def _decoder(
         llama = require_llama(config)
         config, tensors = dense_config(llama, mixture), dense_tensors(llama, mixture, tensors, expert)
     schema = model_schema(config, UnitName(manifest.unit))
+    if manifest.adapter is not None:
+        schema = adapter_schema(config, manifest.adapter.numbers)
     _check(path, tensors, schema)
     return config, torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
 
@@ -182,25 +219,26 @@ def sample_from_checkpoint(
     """The prompt and the continuation by the checkpoint's model; by one expert's model in a run of experts. Raises as
     `read_model`, and as `print_text` for the model.
     """
-    from peer.models.decode_text import sample_text
+    from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
     model = read_model(path, expert)
-    sampling = Sampling(num_tokens)
-    return sample_text(model.config, model.flat_N, prompt=prompt, sampling=sampling, tokenizer=model.tokenizer)
+    begin = prompt_tokens(prompt, model.tokenizer)
+    sampled = _sample(model, begin, Sampling(num_tokens))
+    return prompt_text(prompt) + "".join(decoded(sampled, begin, model.tokenizer))
 
 
-def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> None:
+def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0, base: Path | None = None) -> None:
     """Print the prompt and then its continuation by the checkpoint's model, piece by piece as it is sampled. In a run of experts
-    it is one expert's model.
+    it is one expert's model. `base` as in `read_model`.
 
     Raises:
-        ConfigError: there is no checkpoint, or its model generates no text.
+        ConfigError: there is no checkpoint, its base is not here, or its model generates no text.
         StorageError: the checkpoint is damaged.
         MachineError: standard output is closed, or there is a tokenizer file, and tokenizers is not installed.
     """
     from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
-    model = _read_shown(path, expert)
+    model = _read_shown(path, expert, base)
     begin = prompt_tokens(prompt, model.tokenizer)
     sampled = _sample(model, begin, sampling)
     # Sample once before printing the prompt: a model that cannot be sampled from prints only its error.
@@ -209,11 +247,11 @@ def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> 
     _print_pieces(map(_without_controls, shown) if sys.stdout.isatty() else shown)
 
 
-def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> str:
+def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0, base: Path | None = None) -> str:
     """The same as one JSON object. `text` is the continuation, `ended` whether the model ended it. Raises as `print_text`."""
     from peer.models.decode_text import decoded, prompt_text, prompt_tokens
 
-    model = _read_shown(path, expert)
+    model = _read_shown(path, expert, base)
     begin = prompt_tokens(prompt, model.tokenizer)
     sampled = list(_counted(_sample(model, begin, sampling), sampling.num_tokens))
     found: dict[str, object] = {
@@ -228,10 +266,10 @@ def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> s
     return json.dumps(found | asdict(sampling))
 
 
-def _read_shown(path: Path, expert: int) -> CheckpointModel:
+def _read_shown(path: Path, expert: int, base: Path | None) -> CheckpointModel:
     """`read_model`, with a line on a terminal while it lasts."""
     with Console(stderr=True).status("reading the checkpoint") if sys.stderr.isatty() else nullcontext():
-        return read_model(path, expert)
+        return read_model(path, expert, base)
 
 
 def _counted(sampled: Iterator[int], num_tokens: int) -> Iterable[int]:
@@ -243,12 +281,12 @@ def _counted(sampled: Iterator[int], num_tokens: int) -> Iterable[int]:
 def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) -> Iterator[int]:
     import torch
 
-    from peer.models.decode_text import sample_tokens
+    from peer.models.decode_text import sample_from
 
     before = torch.get_num_threads()
-    torch.set_num_threads(sampling.threads or threads_for(model.flat_N.numel(), before))
+    torch.set_num_threads(sampling.threads or threads_for(model.num_values, before))
     try:
-        yield from sample_tokens(model.config, model.flat_N, prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
+        yield from sample_from(model.decoder(), prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
     finally:
         torch.set_num_threads(before)
 

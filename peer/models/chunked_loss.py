@@ -12,6 +12,8 @@ from typing import Final, cast
 
 import torch
 
+from peer.models.frozen_linear import back_product, is_narrow, rows_product
+
 CPU_LOGITS: Final = 1 << 22
 CARD_LOGITS: Final = 1 << 25
 """Logits of one chunk. Cards need large products to be busy; on a processor a chunk should stay near its caches."""
@@ -31,6 +33,7 @@ def chunked_cross_entropy(
     """The mean of -log softmax(x head^T)[target] over all tokens, in nats: a scalar of float32, or float64 where x has it.
 
     Args:
+        head_VD: of the stream's type, or frozen in bfloat16: it then has no gradient.
         x_BTD: the stream after the last norm, in any floating type. Products are computed in autocast's type where it is on.
         targets_BT: int64, each below V.
         num_tokens: of a chunk; 0 for `chunk_tokens`.
@@ -57,27 +60,30 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         x_ND, targets_N = x_BTD.flatten(0, -2), targets_BT.flatten()
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        head_cast_VD = head_VD.to(dtype)
+        head_cast_VD = head_VD if is_narrow(head_VD, dtype) else head_VD.to(dtype)
         loss = torch.zeros((), dtype=wide, device=x_BTD.device)
         grad_x_ND = torch.empty_like(x_ND) if has_gradient else None
-        grad_head_VD = torch.zeros_like(head_VD) if has_gradient else None
+        learns_head = has_gradient and ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        grad_head_VD = torch.zeros_like(head_VD) if learns_head else None
         for begin in range(0, len(x_ND), num_tokens):
             part_ND = x_ND[begin : begin + num_tokens].to(dtype)
             wanted_N1 = targets_N[begin : begin + num_tokens, None]
-            logits_NV = (part_ND @ head_cast_VD.t()).to(wide)
+            logits_NV = rows_product(part_ND, head_cast_VD).to(wide)
             logits_NV -= logits_NV.logsumexp(-1, keepdim=True)
             loss -= logits_NV.gather(1, wanted_N1).sum()
-            if grad_x_ND is None or grad_head_VD is None:
+            if grad_x_ND is None:
                 continue
             # the derivative by the logits: softmax less one at the target
             slope_NV = logits_NV.exp_().scatter_add_(1, wanted_N1, -torch.ones_like(wanted_N1, dtype=wide))
             slope_cast_NV = slope_NV.div_(len(x_ND)).to(dtype)
-            grad_x_ND[begin : begin + num_tokens] = slope_cast_NV @ head_cast_VD
+            grad_x_ND[begin : begin + num_tokens] = back_product(slope_cast_NV, head_cast_VD)
+            if grad_head_VD is None:
+                continue
             if dtype == grad_head_VD.dtype:
                 grad_head_VD.addmm_(slope_cast_NV.t(), part_ND)
             else:
                 grad_head_VD += slope_cast_NV.t() @ part_ND
-        if grad_x_ND is not None and grad_head_VD is not None:
+        if grad_x_ND is not None:
             # not saved as tensors: torch would keep a reference, and so copy the gradient of the head instead of taking it
             ctx.grads = [grad_x_ND.view_as(x_BTD), grad_head_VD]  # type: ignore[attr-defined]
         return loss / max(1, len(x_ND))

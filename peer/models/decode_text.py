@@ -93,11 +93,17 @@ def sample_tokens(
     Raises:
         ConfigError: the model has fewer tokens than the tokenizer, or its output is not a number.
     """
-    vocab_size = max(tokenizer.vocab_size, tokenizer.end + 1)
-    if config.vocab_size < vocab_size:
-        raise ConfigError(f"a model with a vocabulary of {config.vocab_size}", f"its tokenizer's {vocab_size} tokens")
+    _vocabulary(config, tokenizer)
     model = Decoder(config)
     load_flat(model, model_schema(config), flat_N)
+    yield from sample_from(model, prompt=prompt, sampling=sampling, tokenizer=tokenizer)
+
+
+def sample_from(
+    model: Decoder, *, prompt: Sequence[int], sampling: Sampling, tokenizer: TextTokenizer = _BYTES
+) -> Iterator[int]:
+    """As `sample_tokens`, with a model that has its values. They need not be float32."""
+    config, vocab_size = model.config, _vocabulary(model.config, tokenizer)
     text = GrowingText(model)
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt[-config.context_tokens :]) or [tokenizer.end]
@@ -109,6 +115,14 @@ def sample_tokens(
             return
         yield token
         tokens = [*tokens, token][-config.context_tokens :]
+
+
+def _vocabulary(config: ModelConfig, tokenizer: TextTokenizer) -> int:
+    """The tokens that may be drawn. Raises ConfigError if the model has fewer."""
+    vocab_size = max(tokenizer.vocab_size, tokenizer.end + 1)
+    if config.vocab_size < vocab_size:
+        raise ConfigError(f"a model with a vocabulary of {config.vocab_size}", f"its tokenizer's {vocab_size} tokens")
+    return vocab_size
 
 
 def decoded(sampled: Iterable[int], prompt: Sequence[int], tokenizer: TextTokenizer) -> Iterator[str]:

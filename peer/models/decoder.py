@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from averaging.models.family import LayerCall, blocks_of, call_layer, run_layers
 from peer.models.chunked_loss import chunked_cross_entropy
+from peer.models.frozen_linear import product
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.tensor_schema import TensorSchema
@@ -65,7 +65,7 @@ class Spine(nn.Module):
             shared: passed to each layer in addition to the stream and the family's table.
         """
         y_BTD = self.hidden(arrived, *shared)
-        return y_BTD if self.head_weight is None else functional.linear(y_BTD, self.head_weight)
+        return y_BTD if self.head_weight is None else product(y_BTD, self.head_weight)
 
     def loss_of(self, arrived: torch.Tensor, targets_BT: torch.Tensor, *shared: object) -> torch.Tensor:
         """Like `run`, to the mean cross-entropy with the next tokens, in nats: a scalar. The logits never exist all together.

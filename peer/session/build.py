@@ -262,6 +262,7 @@ def training_plan(
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
         num_fragments=config.num_fragments,
+        adapter=config.adapter_config,
         mixture=config.mixture,
         experts=experts,
     )
@@ -304,6 +305,7 @@ def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int
         heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
         prose_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("prose", first)),
         token_bytes=dataset.token_bytes,
+        base_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("base")),
         train_bytes_per_token=dataset.bytes_per_token("train"),
         heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
         prose_bytes_per_token=dataset.bytes_per_token("prose", first),

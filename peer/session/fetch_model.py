@@ -21,7 +21,8 @@ import structlog
 import trio
 
 from averaging.codecs import codec_by_name
-from averaging.data.shards import ShardCache
+from averaging.data.base_files import stored_adapter
+from averaging.data.shards import HashedFile, ShardCache
 from averaging.network.libp2p.libp2p_network import open_libp2p_network
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.clocks import SystemClock
@@ -170,15 +171,18 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
         roster.serve(network)
         donors = (*await _members(network, membership, roster), membership.coordinator)
         cache = ShardCache(visit.config.state_dir / DATA_FOLDER, visit.config.cache_bytes)
-        if membership.dataset.tokenizer is not None:
-            files = [membership.dataset.tokenizer]
+        dataset = membership.dataset
+        files: list[HashedFile] = [*dataset.part("base")]
+        files += [dataset.tokenizer] if dataset.tokenizer is not None else []
+        if files:
             await fetch_data(
                 network, files, cache, lambda: donors, lambda sentence: log.info("fetching", what=sentence)
             )
         host_roots = await roots_of_host(client)
         run = _Run(network, membership, donors, start, host_roots, visit.folder, invite.ca_certificate_der)
         units, proof = await _fetch_units(run, on_progress)
-        return RunModel(membership.manifest, units, read_tokenizer(membership.dataset, cache), proof)
+        adapter = stored_adapter(membership.manifest.config, dataset)
+        return RunModel(membership.manifest, units, read_tokenizer(dataset, cache), proof, adapter)
 
 
 async def _come_back(

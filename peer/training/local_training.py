@@ -18,6 +18,7 @@ from averaging.data.assignment import window_starts
 from averaging.data.shards import TokenReader
 from averaging.models.llama.config import require_llama
 from peer.machine.device import choose_device, give_back_memory, limit_memory
+from peer.models.adapted_decoder import adapted_decoder, base_of
 from peer.models.decoder import Decoder
 from peer.models.mixture import MixtureDecoder
 from peer.training.card_at_work import CardAtWork
@@ -37,6 +38,7 @@ from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
 from peer.training.replica.text_batches import Batches
 from peer.training.training_plan import TrainingPlan
+from protocol.errors import LocalProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,17 @@ def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
 
 
 def _replica_of(plan: TrainingPlan, card_plan: CardPlan, device: torch.device, group: RankGroup) -> Replica:
-    """The replica of this process, or its part of one."""
+    """The replica of this process, or its part of one.
+
+    Raises:
+        LocalProtocolError: several ranks for an adapter, or a base that is not the run's.
+    """
     schema = plan.units.whole
+    if plan.adapter is not None:
+        if group.size > 1:
+            raise LocalProtocolError(f"an adapter over {group.size} ranks", "one rank")
+        model = adapted_decoder(plan.model, plan.adapter, base_of(plan.base_shards, plan.model), device)
+        return Replica(model, schema, plan.inner, card_plan)
     if group.size == 1:
         return Replica(_model_of(plan).to(device), schema, plan.inner, card_plan)
     from peer.training.ranks.ranked_replica import RankedReplica  # imports torch.distributed, which takes a second

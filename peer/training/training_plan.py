@@ -7,10 +7,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from averaging.data.shards import ShardPath, TokenBytes
-from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
+from peer.training.plan.card_memory_core import CardLoad, adapter_load, experts_load, whole_load
 from peer.training.plan.card_plan import CardPlan, Wishes
 from peer.training.plan.layout import Mesh
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_families import ModelSection
 from protocol.tensors.model_units import ModelUnits, model_units
@@ -22,6 +23,7 @@ class TextPlan(BaseModel):
     Attributes:
         train_bytes_per_token: mean length of a token, likewise the fields named so. Losses leave this process in nats per byte, so
             that they can be compared across tokenizers. For the byte tokenizer that is nats per token.
+        base_shards: the frozen base's weights, in a run with an adapter.
         expert_shards: the training text of each expert held here, in numeric order; `expert_heldout_shards` is its held-out text.
             Empty if every expert trains on all of the text.
         expert_heldout_bytes_per_token: mean length of a token of each expert's held-out text.
@@ -36,6 +38,7 @@ class TextPlan(BaseModel):
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
     prose_bytes_per_token: float = 1.0
+    base_shards: tuple[ShardPath, ...] = ()
     expert_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_bytes_per_token: tuple[float, ...] = ()
@@ -85,6 +88,7 @@ class TrainingPlan(TextPlan, MachinePlan):
         max_memory_bytes: most memory of all of the peer's processes together, 0 for any.
         num_fragments: number of fragments that are averaged separately (protocol/tensors/model_units.py), 0 for the whole model at
             once.
+        adapter: in a run of an adapter over the frozen base of `base_shards`.
         mixture: in a run of experts; `experts` are those held here, in numeric order.
     """
 
@@ -101,6 +105,7 @@ class TrainingPlan(TextPlan, MachinePlan):
     trains: bool = True
     max_memory_bytes: int = 0
     num_fragments: int = 0
+    adapter: AdapterConfig | None = None
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
 
@@ -109,6 +114,8 @@ class TrainingPlan(TextPlan, MachinePlan):
         """The units held here, in the order of the vectors that are shared with the daemon."""
         if self.mixture is not None:
             return held_units(self.model, self.mixture, self.experts)
+        if self.adapter is not None:
+            return ModelUnits((adapter_schema(self.model, self.adapter),))
         return model_units(self.model, self.num_fragments)
 
     @property
@@ -116,6 +123,8 @@ class TrainingPlan(TextPlan, MachinePlan):
         """The part of the model that the card holds."""
         if self.mixture is not None:
             return experts_load(self.model, self.mixture, self.experts)
+        if self.adapter is not None:
+            return adapter_load(self.model, self.adapter)
         return whole_load(self.model)
 
     def places_of(self, expert: int | None) -> range | tuple[int, int]:

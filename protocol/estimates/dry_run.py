@@ -99,4 +99,6 @@ def _value(value: object) -> str:
         return str(value).lower()
     if value is None:
         return "none"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value)) or "not given"
     return printable(value) if value != "" else '""'

@@ -18,7 +18,7 @@ from protocol.estimates.unit_disk import (
     unit_disk_bytes,
 )
 from protocol.kinds.outer_table import OUTER_STEPS
-from protocol.memory_costs import HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
+from protocol.memory_costs import FROZEN_BYTES, HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.traffic import update_bytes
 from protocol.tensors.model_config import model_schema
@@ -43,7 +43,7 @@ class RunSize:
     """The numbers of a run that follow from its run.toml.
 
     Attributes:
-        num_parameters: of the model with all experts, if it has any.
+        num_parameters: that the run trains: of the model with all experts, if it has any, or of its adapter.
         held_parameters: the most that a peer holds: fewer than all where there are experts.
         state_bytes: of one state of the whole model, as it is written as a checkpoint.
         update_bytes: of one encoded delta of a peer's parameters.
@@ -93,7 +93,8 @@ def run_size(config: RunConfig) -> RunSize:
             has_feedback=section.feedback > 0,
             has_momentum=has_momentum,
             has_fragments=config.num_fragments > 0,
-        ),
+        )
+        + FROZEN_BYTES * config.base_elements,
         host_bytes=host_memory_bytes(num_parameters, _kept_parameters(config), has_momentum=has_momentum),
     )
 

@@ -22,6 +22,7 @@ from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, RunId, UnitName
 from protocol.kinds.codec_table import leaves_out
 from protocol.plain_file import check_plain_file
 from protocol.rounds.schedule.target import RoundTarget
+from protocol.run.adapter_section import AdapterSection, adapter_contradiction
 from protocol.run.data_section import DataSection
 from protocol.run.default_run import default_toml
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
@@ -36,6 +37,7 @@ from protocol.run.streaming_rules import DEFAULT_DELAY_STEPS, StreamingNumbers, 
 from protocol.run.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.run.training_sections import InnerSection, OuterSection
 from protocol.run.validation_text import explained
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_families import ModelSection
@@ -53,6 +55,9 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 MAX_RUN_TOML_BYTES: Final = 1 << 20
 """`potluck init` writes about 2,000 bytes. A much longer file is of another kind, and is refused before it is read to its end."""
+
+_OTHER_KINDS: Final = ("experts", "pipeline", "adapter")
+"""Sections of some kinds of run. A manifest of another kind does not name them."""
 
 _FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members", "max_members"])
 """Keys of the run section that every manifest has."""
@@ -110,13 +115,14 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     experts: ExpertsSection | None = None
     pipeline: PipelineSection | None = None
+    adapter: AdapterSection | None = None
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         values: dict[str, dict[str, object] | None] = handler(self)
         if (section := values.get("round")) is not None:
             section["chunk_elements"] = self.chunk_elements  # peers agree on the number, not on how it is found
-        return {n: value for n, value in values.items() if n not in ("experts", "pipeline") or value is not None}
+        return {n: value for n, value in values.items() if n not in _OTHER_KINDS or value is not None}
 
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:
@@ -149,8 +155,10 @@ class RunConfig(Section):
             feedback=section.feedback,
             target_tokens=section.target_tokens,
         )
-        return expert_contradiction(self.experts, self.model, numbers) or pipeline_contradiction(
-            self.pipeline, self.model, self.inner, numbers
+        return (
+            adapter_contradiction(self.adapter, self.model, numbers)
+            or expert_contradiction(self.experts, self.model, numbers)
+            or pipeline_contradiction(self.pipeline, self.model, self.inner, numbers)
         )
 
     def __eq__(self, other: object) -> bool:
@@ -171,14 +179,28 @@ class RunConfig(Section):
         return self.experts.mixture if self.experts is not None else None
 
     @property
+    def adapter_config(self) -> AdapterConfig | None:
+        """The adapter's numbers; None in a run without."""
+        return self.adapter.config if self.adapter is not None else None
+
+    @property
+    def base_elements(self) -> int:
+        """Values of the frozen base; 0 in a run without."""
+        return model_schema(self.model).num_elements if self.adapter is not None else 0
+
+    @property
     def num_elements(self) -> int:
-        """Values of the model, with all experts."""
+        """Values that the run trains: of the model with all experts, or of the adapter."""
+        if self.adapter is not None:
+            return adapter_schema(self.model, self.adapter.config).num_elements
         trunk, experts = model_schema(self.model).num_elements, self.experts
         return trunk + (experts.num_experts * experts.expert_elements(self.model) if experts is not None else 0)
 
     @property
     def held_elements(self) -> int:
-        """The most values of the model that a peer holds."""
+        """The most values that a peer trains."""
+        if self.adapter is not None:
+            return self.num_elements
         if self.pipeline is not None:
             return self.pipeline.held_elements(self.model)
         return self.experts.held_elements(self.model) if self.experts else model_schema(self.model).num_elements
@@ -334,8 +356,9 @@ class RunManifest(Section):
 
     @property
     def model_schema(self) -> TensorSchema:
-        """All tensors of the model, in its own order. The first values of a unit follow from it."""
-        return self.units.whole if self.config.mixture is not None else model_schema(self.config.model)
+        """All tensors that the run trains, in the model's own order. The first values of a unit follow from it."""
+        is_own = self.config.mixture is None and self.config.adapter is None
+        return model_schema(self.config.model) if is_own else self.units.whole
 
     def units_held(self, parts: Sequence[int]) -> ModelUnits:
         """The units of a peer that holds these experts or stages, in the order of its flat vector; in a run without either, all
@@ -349,6 +372,8 @@ class RunManifest(Section):
             return ModelUnits(tuple(stage_schema(stages, stage) for stage in parts))
         if config.mixture is not None:
             return held_units(config.model, config.mixture, parts)
+        if config.adapter is not None:
+            return ModelUnits((adapter_schema(config.model, config.adapter.config),))
         return model_units(config.model, config.num_fragments)
 
 

@@ -120,6 +120,13 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def linears(self) -> Mapping[str, str]:
+        """The matrices of each layer that an adapter may change: the names that published checkpoints have for them, and ours
+        within a layer, in the order of the tensors.
+        """
+        ...
+
+    @property
     def split_counts(self) -> Mapping[str, int]:
         """Numbers that the processes must divide that share the products of each layer, by what they count. Empty if no layer of the
         family can be shared so.

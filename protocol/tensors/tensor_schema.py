@@ -16,9 +16,9 @@ from typing import Literal
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.ids import UnitName
 
-StartKind = Literal["noise", "residual", "ones", "zeros"]
+StartKind = Literal["noise", "residual", "ones", "zeros", "fan_in"]
 """A tensor's first values (averaging/arithmetic/genesis.py): noise; smaller noise, of a matrix that writes into the residual
-stream; ones, of a norm's weight; zeros, of a bias.
+stream; ones, of a norm's weight; zeros, of a bias; noise by the number of columns, of an adapter.
 """
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from averaging.data.packing.base_shards import BaseWeights, write_base
 from averaging.data.packing.document_routing import Routing
 from averaging.data.shards import (
     MANIFEST_NAME,
@@ -102,6 +103,7 @@ class Packing:
         source: the source's name in the manifest.
         licence: of the text.
         start: bytes of the initial weights, little-endian float32; they become the last shards.
+        base: the weights of the frozen base; None in a run without an adapter.
         routing: the experts of each document; None in a run without experts.
     """
 
@@ -109,6 +111,7 @@ class Packing:
     source: str
     licence: str
     start: memoryview = NO_START
+    base: BaseWeights | None = None
     routing: Routing | None = None
 
     @property
@@ -197,6 +200,7 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         shards=[
             *(entry for part in parts.values() for entry in part.entries),
             *_write_start(packing.start, folder, packing.shard_bytes),
+            *(write_base(packing.base, folder, packing.shard_bytes) if packing.base is not None else ()),
         ],
         tokenizer=_write_tokenizer(tokenizer, folder),
         text_bytes=_text_bytes(parts, packing.experts) if has_words else None,

@@ -7,6 +7,7 @@ installation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import (
@@ -21,6 +22,16 @@ from pydantic import (
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, NumLayers, Size
 from protocol.tensors.tensor_schema import TensorSpec
+
+_LINEARS: Final = {
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "gate_proj": "w_gate",
+    "up_proj": "w_up",
+    "down_proj": "w_down",
+}
 
 QkNorm = Literal["none", "head", "projection"]
 """Norm of queries and keys before their rotation: none, of each head by itself, or of all heads of a token together."""
@@ -226,6 +237,11 @@ class DecoderConfig(BaseModel):
     def takes_experts(self) -> bool:
         """Only the plain decoder: a merged model has a layout with no other."""
         return False
+
+    @property
+    def linears(self) -> Mapping[str, str]:
+        """Those of attention and feed-forward."""
+        return _LINEARS
 
     @property
     def split_counts(self) -> dict[str, int]:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from peer.training.plan.card_plan import CardPlan, Checkpointing, Precision
+from protocol.memory_costs import FROZEN_BYTES
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema, target_shapes
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, layer_of, num_values
 from protocol.tensors.stage_schema import StageMap, stage_schema
@@ -25,6 +27,9 @@ ADAMW_BYTES: Final = 8
 MUON_BYTES: Final = 4
 INT8_BYTES: Final = 2.03
 """Bytes of the moments a value: two in float32, one in float32, two in 8 bits with the scales of their blocks."""
+
+CAST_VALUES: Final = 1 << 22
+"""Values of a frozen weight that are in another type at a time (peer/models/frozen_linear.py)."""
 
 MUON_STEP_BYTES: Final = 24
 MUON_TOGETHER: Final = 1 << 20
@@ -43,7 +48,8 @@ class CardLoad:
     """A model, or the part of it that a card trains.
 
     Attributes:
-        specs: of all tensors there.
+        specs: of all tensors there that are trained.
+        frozen: of the tensors that are not, in a run with an adapter.
         num_layers: layers there.
         layer: activations of each.
         has_embedding, has_head: whether it begins with tokens, whether it ends with the loss.
@@ -57,16 +63,38 @@ class CardLoad:
     has_embedding: bool = True
     has_head: bool = True
     num_kept: int = 1
+    frozen: tuple[TensorSpec, ...] = ()
 
     @property
     def num_values(self) -> int:
         """N."""
         return num_values(self.specs)
 
+    @property
+    def frozen_values(self) -> int:
+        """Values that are not trained."""
+        return num_values(self.frozen)
+
 
 def whole_load(model: ModelConfig) -> CardLoad:
     """A whole model."""
     return CardLoad(model, model.tensors(), model.num_layers, model.layer_activations)
+
+
+def adapter_load(model: ModelConfig, adapter: AdapterConfig) -> CardLoad:
+    """An adapter over a frozen model. Each adapted matrix keeps `rank` more values a token, and the adapter's output too where
+    results of products are kept.
+    """
+    layer, shapes = model.layer_activations, target_shapes(model)
+    adapted_rows = [rows for name, (rows, _) in shapes.items() if not adapter.targets or name in adapter.targets]
+    more = adapter.rank * len(adapted_rows)
+    adapted = replace(
+        layer,
+        kept=layer.kept + more,
+        products=layer.products + more + sum(adapted_rows),
+        compiled=layer.compiled + more,
+    )
+    return CardLoad(model, adapter_schema(model, adapter).tensors, model.num_layers, adapted, frozen=model.tensors())
 
 
 def experts_load(model: ModelConfig, mixture: MixtureConfig, experts: Sequence[int]) -> CardLoad:
@@ -107,7 +135,7 @@ class MemoryNeed:
     """Bytes on the card.
 
     Attributes:
-        parameters, gradients, moments: of all values, for as long as the card trains.
+        parameters, gradients, moments: of all values, for as long as the card trains; frozen values are parameters only.
         casts: parameters in the compute type, during a pass.
         activations: kept between forward and backward pass.
         loss: the chunk of logits and the gradients made with it, at the end of a forward pass.
@@ -157,22 +185,29 @@ def memory_need(
     is_cast = plan.precision != "fp32"
     whole_layer = _layer_bytes(load, "none", num_bytes, has_fused_norms, is_compiled=plan.is_compiled)
     kept_layer = _layer_bytes(load, plan.checkpointing, num_bytes, has_fused_norms, is_compiled=plan.is_compiled)
+    cast_bytes = _frozen_cast_bytes(load, plan, num_bytes)
     inside = [spec.num_elements for spec in load.specs if layer_of(spec.name) is not None]
     layer_values = sum(inside)
     largest = max(inside, default=0)  # a stage may have the embedding or the head alone
     head_bytes = table_bytes if load.has_head else 0
-    held_bytes = head_bytes if load.model.is_tied else 0  # a tied head's gradient waits for the embedding's
+    held_bytes = (
+        head_bytes if load.model.is_tied and not load.frozen else 0
+    )  # a tied head's gradient waits for the embedding's
     again = whole_layer - kept_layer + 2 * load.layer.widest * num_bytes
     end_bytes = tokens * load.model.dim * (3 * num_bytes + (0 if has_fused_norms else 2 * VALUE_BYTES))
     return MemoryNeed(
-        parameters=VALUE_BYTES * load.num_values,
+        parameters=VALUE_BYTES * load.num_values + FROZEN_BYTES * load.frozen_values,
         gradients=VALUE_BYTES * load.num_values,
         moments=moments_bytes(load, inner, plan) if plan.offload == "none" else 0,
         casts=_casts_bytes(load, plan, num_bytes * layer_values) if is_cast else 0,
         activations=load.num_kept * load.num_layers * tokens * kept_layer,
         loss=(_loss_bytes(load, tokens, num_bytes, chunk_logits) + end_bytes) if load.has_head else 0,
-        layer=tokens * again + held_bytes + (num_bytes * largest if is_cast else 0) + VALUE_BYTES * largest,
-        tables=_tables_bytes(load, table_bytes),
+        layer=tokens * again
+        + held_bytes
+        + cast_bytes
+        + (num_bytes * largest if is_cast else 0)
+        + VALUE_BYTES * largest,
+        tables=0 if load.frozen else _tables_bytes(load, table_bytes),
         step=_step_bytes(load, inner, plan),
         inputs=tokens * TOKEN_BYTES * 2,
     )
@@ -183,6 +218,13 @@ def moments_bytes(load: CardLoad, inner: InnerSection, plan: CardPlan) -> int:
     adamw = INT8_BYTES if plan.moments == "int8" else ADAMW_BYTES
     inside = _muon_values(load.specs, inner)
     return round(adamw * (load.num_values - inside) + MUON_BYTES * inside)
+
+
+def _frozen_cast_bytes(load: CardLoad, plan: CardPlan, num_bytes: int) -> int:
+    """Rows of a frozen matrix in the type of a product, where that is another than theirs."""
+    if not load.frozen or plan.precision == "bf16":
+        return 0
+    return num_bytes * min(CAST_VALUES, max(spec.num_elements for spec in load.frozen))
 
 
 def _muon_values(specs: Sequence[TensorSpec], inner: InnerSection) -> int:
@@ -224,6 +266,10 @@ def _loss_bytes(load: CardLoad, tokens: int, num_bytes: int, chunk_logits: int) 
     vocab, dim = load.model.vocab_size, load.model.dim
     logits = min(max(LEAST_CHUNK_TOKENS, chunk_logits // vocab), tokens) * vocab
     is_cast = num_bytes != VALUE_BYTES
+    if load.frozen:
+        return (
+            logits * (2 * VALUE_BYTES + (2 * num_bytes if is_cast else 0)) + min(CAST_VALUES, vocab * dim) * num_bytes
+        )
     head_bytes = vocab * dim * (VALUE_BYTES + (num_bytes if is_cast else 0))
     return logits * (2 * VALUE_BYTES + (2 * num_bytes if is_cast else 0)) + head_bytes
 
@@ -244,10 +290,11 @@ def _step_bytes(load: CardLoad, inner: InnerSection, plan: CardPlan) -> int:
 
 
 def flops_per_token(load: CardLoad) -> int:
-    """Floating-point operations of forward and backward pass a token: 6 for each value that it is multiplied with, and attention
-    over the whole context, as torchtitan and nanochat count. The embedding counts only where it is the head too.
+    """Floating-point operations of forward and backward pass a token: 6 for each value that it is multiplied with, 4 for a frozen
+    one, and attention over the whole context, as torchtitan and nanochat count. The embedding counts only where it is the head too.
     """
     is_lookup = load.has_embedding and not (load.model.is_tied and load.has_head)
     looked_up = sum(spec.num_elements for spec in load.specs if spec.name == EMBEDDING and is_lookup)
     attention = 12 * load.num_layers * load.model.attention_dim * load.model.attended_tokens
-    return 6 * (load.num_values - looked_up) + attention
+    frozen = sum(spec.num_elements for spec in load.frozen if spec.name != EMBEDDING or load.model.is_tied)
+    return 6 * (load.num_values - looked_up) + 4 * frozen + attention

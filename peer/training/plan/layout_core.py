@@ -232,7 +232,9 @@ def _attempt(cards: Sequence[OwnedCard], task: Task) -> LayoutChoice:
 
 
 def _replica(cards: Sequence[OwnedCard], task: Task, links: Links) -> LayoutChoice | None:
-    """One replica over as many of the cards as can share a step; None if no two can."""
+    """One replica over as many of the cards as can share a step; None if no two can, or if the model has an adapter."""
+    if task.load.frozen:
+        return None
     able, left = _without_slow(cards, task)
     for num_cards in range(len(able), 1, -1):
         meshes = list(_meshes(num_cards, task))
@@ -271,6 +273,8 @@ def _meshes(num_cards: int, task: Task) -> Iterator[Mesh]:
 
 def _wished(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, links: Links) -> LayoutChoice:
     """One replica over the cards, as their owner wishes."""
+    if task.load.frozen:
+        raise ConfigError(f"--split {split} in a run with an adapter", "a replica on each card", "leave --split away")
     able, left = _without_slow(cards, task)
     if len(able) == 1:
         single = _single(able[0], task, split)

@@ -15,11 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from averaging.data.sources.texts import Text
 from averaging.data.vocabulary import train_bpe
+from coordinator.checkpoints.adapter_export import export_merged
+from coordinator.checkpoints.weights_import import read_weights
 from coordinator.run.run_files import RunTokenizer
 from peer.models import checkpoint_sample
 from peer.models.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
+from peer.models.decode_text import sample_text
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
+from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
 
 TWELVE = Sampling(12, seed=3)
@@ -56,7 +60,7 @@ def test_printed_text_and_json_say_the_same(checkpoint: Path, capsys: pytest.Cap
 def test_terminal_is_not_given_escape_sequences(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peer.models.decode_text.sample_tokens", lambda *_, **__: iter(b"a\x1b[2J\r\n\tb"))
+    monkeypatch.setattr("peer.models.decode_text.sample_from", lambda *_, **__: iter(b"a\x1b[2J\r\n\tb"))
     print_text(checkpoint, "", TWELVE)
     assert capsys.readouterr().out == "a\x1b[2J\r\n\tb\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -114,7 +118,7 @@ def test_terminal_is_not_given_escape_sequences_that_are_tokens(
     with_words: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = [int(token) for token in read_model(with_words).tokenizer.encode(b"potluck\x1b[2J trains")]
-    monkeypatch.setattr("peer.models.decode_text.sample_tokens", lambda *_, **__: iter(tokens))
+    monkeypatch.setattr("peer.models.decode_text.sample_from", lambda *_, **__: iter(tokens))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     print_text(with_words, "", TWELVE)
     assert capsys.readouterr().out == "potluck\ufffd[2J trains\n"
@@ -240,3 +244,16 @@ def test_small_model_takes_one_thread_while_it_is_sampled_unless_the_user_says_o
     text_json(checkpoint, "def ", TWELVE)
     text_json(checkpoint, "def ", Sampling(12, threads=3))
     assert taken == [1, 7, 3, 7]
+
+
+def test_text_of_an_adapter_is_that_of_its_merged_model(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of_adapter(tmp_path / "host", decoder())
+    export_merged(checkpoint, tmp_path / "merged")
+    values_N = read_weights(tmp_path / "merged", decoder())
+    sampling = Sampling(12, temperature=0.0)
+    expected = sample_text(decoder(), values_N, prompt="def ", sampling=sampling)
+    assert json.loads(text_json(checkpoint, "def ", sampling))["text"] == expected.removeprefix("def ")
+    (tmp_path / "host" / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="the base of checkpoint"):
+        text_json(checkpoint, "def ", sampling)
+    assert read_model(checkpoint, base=tmp_path / "elsewhere").num_values == len(values_N)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,10 +14,16 @@ from averaging.arithmetic.vectors import picked
 from peer.models.decoder import Decoder
 from peer.training import local_training
 from peer.training.local_training import LocalTrainer
+from peer.training.plan.card_plan import FLOAT32
+from peer.training.plan.layout import Mesh
+from peer.training.ranks.rank_group import RankGroup
 from peer.training.training_plan import TrainingPlan
+from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.adapter_schema import adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
+from tests.peer.adapter_world import ADAPTER, adapter_plan
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(model_schema(MODEL), 1)
@@ -257,3 +265,34 @@ def test_an_island_takes_each_stride_th_data_position(tmp_path: Path) -> None:
     at_ten = _trainer(plan.model_copy(update={"first_step": 10}))
     at_ten.load(after_first_N, 0)
     assert at_ten.step().loss_nats == second.loss_nats
+
+
+def test_an_adapter_lowers_the_loss_over_its_base_and_a_restarted_process_goes_on_with_its_moments(
+    tmp_path: Path,
+) -> None:
+    plan = adapter_plan(tmp_path, moments_file=tmp_path / "moments.safetensors", moments_within_tokens=10_000_000)
+    trainer = LocalTrainer(plan)
+    anchor_N = genesis_anchor(adapter_schema(MODEL, ADAPTER), 1)
+    trainer.load(anchor_N, 0)
+    before = trainer.evaluate(anchor_N)
+    for _ in range(40):
+        trainer.step()
+    theta_N = trainer.theta()
+    assert trainer.evaluate(theta_N) < before - 0.5
+    assert trainer.evaluate(anchor_N) == before
+    assert trainer.moments_bytes == 8 * len(anchor_N)
+    trainer.finish()
+    again = LocalTrainer(plan.model_copy(update={"first_step": 40}))
+    again.load(theta_N, 0)
+    again.take_up_moments()
+    trainer.load(theta_N, 0)
+    again.step()
+    trainer.step()
+    # without them its first step would be a whole learning rate for each value
+    torch.testing.assert_close(again.theta(), trainer.theta(), atol=1e-3, rtol=0)
+
+
+def test_several_ranks_for_an_adapter_are_refused(tmp_path: Path) -> None:
+    group = SimpleNamespace(size=2, rank=0, is_first=True, mesh=Mesh(shard=2))
+    with pytest.raises(LocalProtocolError, match="an adapter over 2 ranks; expected one rank"):
+        local_training._replica_of(adapter_plan(tmp_path), FLOAT32, torch.device("cpu"), cast(RankGroup, group))

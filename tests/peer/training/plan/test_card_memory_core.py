@@ -4,14 +4,23 @@ import pytest
 
 from averaging.models.llama.config import LlamaConfig
 from peer.models.chunked_loss import CARD_LOGITS, CPU_LOGITS, LEAST_CHUNK_TOKENS
+from peer.models.frozen_linear import CAST_VALUES
 from peer.training.plan import card_memory_core
-from peer.training.plan.card_memory_core import experts_load, flops_per_token, memory_need, stage_load, whole_load
+from peer.training.plan.card_memory_core import (
+    adapter_load,
+    experts_load,
+    flops_per_token,
+    memory_need,
+    stage_load,
+    whole_load,
+)
 from peer.training.plan.card_plan import FLOAT32, CardPlan
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
-from tests.oracles.counted_memory import counted_bytes, expected
+from tests.oracles.counted_memory import counted_bytes, expected, expected_of_adapter
 
 M25 = LlamaConfig(
     vocab_size=16384, dim=512, num_layers=6, num_heads=8, num_kv_heads=2, ffn_dim=1408, context_tokens=512
@@ -101,3 +110,30 @@ def test_operations_a_token_count_each_matrix_once_and_a_lookup_never() -> None:
     stages = StageMap(untied, (3, 3))
     parts = [flops_per_token(stage_load(stages, stage, 1)) for stage in (0, 1)]
     assert sum(parts) == flops_per_token(whole_load(untied))
+
+
+@pytest.mark.parametrize(("precision", "checkpointing"), [("fp32", "selective"), ("bf16", "none"), ("bf16", "full")])
+def test_the_need_of_an_adapter_is_what_torch_counts_or_somewhat_more(precision: str, checkpointing: str) -> None:
+    plan = CardPlan.model_validate({"precision": precision, "checkpointing": checkpointing})
+    adapter, model = AdapterConfig(rank=16, alpha=16.0), M25.model_copy(update={"num_layers": 2})
+    counted = counted_bytes(model, INNER, 4, plan, adapter)
+    assert 0.99 < expected_of_adapter(model, adapter, INNER, 4, plan).total / counted < 1.25
+
+
+def test_an_adapter_has_gradients_and_moments_of_its_own_values_alone() -> None:
+    adapter = AdapterConfig(rank=8, alpha=16.0, targets=("q_proj", "v_proj"))
+    need, own = memory_need(adapter_load(M25, adapter), INNER, 1, FLOAT32), adapter_schema(M25, adapter).num_elements
+    assert (need.gradients, need.moments) == (4 * own, 8 * own)
+    assert need.parameters == 4 * own + 2 * model_schema(M25).num_elements
+    assert need.tables == 0
+
+
+def test_a_frozen_value_counts_4_operations_a_token() -> None:
+    adapter = AdapterConfig(rank=8, alpha=16.0)
+    own = adapter_schema(M25, adapter).num_elements
+    more = 6 * own - 2 * model_schema(M25).num_elements
+    assert flops_per_token(adapter_load(M25, adapter)) == flops_per_token(whole_load(M25)) + more
+
+
+def test_the_constant_of_frozen_products_is_theirs() -> None:
+    assert card_memory_core.CAST_VALUES == CAST_VALUES

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from averaging.models.llama.config import LlamaConfig
-from peer.training.plan.card_memory_core import whole_load
+from peer.training.plan.card_memory_core import adapter_load, whole_load
 from peer.training.plan.card_plan import Wishes
 from peer.training.plan.cards_core import Card
 from peer.training.plan.layout import Mesh, WishedSplit
@@ -16,6 +16,7 @@ from peer.training.plan.owned_cards_core import OwnedCard
 from peer.training.plan.plan_core import Limits
 from protocol.errors import ConfigError
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.adapter_schema import AdapterConfig
 from protocol.tensors.model_config import ModelConfig
 
 GIB: Final = 1 << 30
@@ -161,6 +162,17 @@ def test_a_split_that_divides_nothing_is_refused_in_a_line(split: str, num_cards
         choose_layout(rig(*[H100] * num_cards), _task(MODELS["136M"]), split)  # type: ignore[arg-type]
     assert caught.value.exit_code == 3
     assert "--gpus" in caught.value.remedy
+
+
+def test_cards_share_no_replica_of_a_run_with_an_adapter() -> None:
+    model, cards = _model(512, 6, 1408, 512), rig(*[_cuda("NVIDIA GeForce RTX 4090", 24, (8, 9))] * 2)
+    task = replace(_task(model), load=adapter_load(model, AdapterConfig(rank=8, alpha=16.0)))
+    found = choose_layout(cards, task, "auto", Links(fast=_all_joined(2)))
+    assert not found.is_sharded
+    assert len(found.cards) == 2
+    for split in ("shard", "context", "tensor"):
+        with pytest.raises(ConfigError, match=f"--split {split} in a run with an adapter; expected a replica on each"):
+            choose_layout(cards, task, split, Links())
 
 
 def test_a_split_of_one_card_is_no_split_and_says_so() -> None:

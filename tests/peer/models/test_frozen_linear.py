@@ -1,0 +1,71 @@
+"""Products with frozen weights equal those with the same weights in the type of the product, some rows at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from peer.models import frozen_linear
+from peer.models.chunked_loss import chunked_cross_entropy
+from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable, product
+
+GENERATOR = torch.Generator().manual_seed(7)
+WEIGHT_OI = torch.randn((12, 8), generator=GENERATOR).bfloat16()
+X_BTI = torch.randn((2, 3, 8), generator=GENERATOR)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 12])
+def test_a_product_and_its_gradient_are_those_of_the_cast_weight(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_linear, "CAST_VALUES", rows * WEIGHT_OI.shape[1])
+    x, expected_x = (X_BTI.clone().requires_grad_() for _ in range(2))
+    y = product(x, WEIGHT_OI)
+    expected = nn.functional.linear(expected_x, WEIGHT_OI.float())
+    torch.testing.assert_close(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(x.grad, expected_x.grad)
+
+
+def test_a_pass_keeps_the_frozen_weight_itself_and_no_cast_of_it() -> None:
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
+        product(X_BTI.clone().requires_grad_(), WEIGHT_OI)
+    assert [value.data_ptr() for value in kept] == [WEIGHT_OI.data_ptr()]
+
+
+def test_a_weight_of_the_products_own_type_is_taken_as_it_is() -> None:
+    weight = WEIGHT_OI.float().requires_grad_()
+    product(X_BTI, weight).sum().backward()
+    assert weight.grad is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert product(X_BTI, WEIGHT_OI).dtype == torch.bfloat16
+
+
+def test_a_bias_is_added_in_the_type_of_the_product() -> None:
+    bias_O = torch.arange(12.0).bfloat16()
+    y = FrozenLinear(WEIGHT_OI, bias_O)(X_BTI)
+    torch.testing.assert_close(y, nn.functional.linear(X_BTI, WEIGHT_OI.float(), bias_O.float()))
+
+
+def test_an_adapter_adds_its_scaled_products() -> None:
+    module = AdaptedLinear(WEIGHT_OI, None, None, 2, 0.5)
+    matrix_OI = WEIGHT_OI.float() + 0.5 * module.lora_B.weight @ module.lora_A.weight
+    torch.testing.assert_close(module(X_BTI), nn.functional.linear(X_BTI, matrix_OI), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_frozen_table_come_in_float32() -> None:
+    found = FrozenTable(WEIGHT_OI)(torch.tensor([[3, 0]]))
+    assert torch.equal(found, WEIGHT_OI.float()[[3, 0]][None])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 6])
+def test_the_loss_with_a_frozen_head_is_that_with_its_cast_and_only_the_stream_has_a_gradient(num_tokens: int) -> None:
+    targets_BT = torch.tensor([[0, 11, 3], [4, 4, 2]])
+    x, expected_x = (X_BTI.clone().requires_grad_() for _ in range(2))
+    loss = chunked_cross_entropy(x, WEIGHT_OI, targets_BT, num_tokens)
+    expected = nn.functional.cross_entropy((expected_x @ WEIGHT_OI.float().t()).flatten(0, 1), targets_BT.flatten())
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(x.grad, expected_x.grad)
