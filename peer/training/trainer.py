@@ -155,10 +155,11 @@ class WorkerTrainer:
         """
         async with self._command_lock:
             await self._until_ready()
+            theta_N = self._rooms.snapshot(unit)  # also if nobody waits for it: the process writes there in any case
             reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
             if reply is None:
+                self._rooms.spend(unit)
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being restarted")
-            theta_N = self._rooms.snapshot(unit)
             return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step, may_overwrite=True)
 
     async def shift(

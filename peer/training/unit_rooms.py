@@ -30,7 +30,7 @@ class UnitRooms:
     # --- snapshots ---
 
     def snapshot(self, unit: int) -> torch.Tensor:
-        """The unit's theta, (N,) float32, which the process has just written. It stays until it is spent."""
+        """The place of the unit's theta, (N,) float32, for a process that is asked to write it there. It is kept until it is spent."""
         self._unspent.add(unit)
         return self._vectors.part(Area.OUT, self._spans[unit])
 

@@ -58,7 +58,7 @@ REPLACED = """
 import sys
 def replaced(name, value):
     for module in list(sys.modules.values()):
-        if name in vars(module):
+        if name in vars(module) and module.__name__.split('.')[0] in ('protocol', 'averaging', 'peer', 'coordinator'):
             setattr(module, name, value)
 """
 VERSION = f"{REPLACED}\nreplaced('PROTOCOL_VERSION', 3)"

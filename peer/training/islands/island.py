@@ -96,8 +96,10 @@ class Island(WorkerTrainer):
             if not self.is_ready or unit in self._behind:
                 return None
             known = self._life_of_theta[unit]
+            self._rooms.snapshot(unit)  # also if nobody waits for it: the process writes there in any case
             reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
             if reply is None:
+                self._rooms.spend(unit)
                 return None
             self._life_of_theta[unit] = known  # it is not at the mean yet
             return Offer(self, self._rooms.offer(unit), reply.tokens, reply.num_steps, reply.step, self._restarts)

@@ -58,8 +58,8 @@ def test_values_arrive_as_they_were_when_the_step_ends(monkeypatch: pytest.Monke
 
 
 def test_on_the_cpu_nothing_starts_a_thread() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     bridge = Bridge(CPU)
     bridge.bring(_parameters())
     bridge.send([(torch.ones(3), torch.zeros(3))])
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before, "threads of other tests may end meanwhile"
