@@ -16,9 +16,9 @@ where a value takes a byte), a contribution of an earlier round, and pieces betw
 anonymous".
 """
 
-MAPPING_BYTES: Final = 8
-"""Memory that a daemon and its training process share, a value: the snapshot, which becomes the shift (4), and values that are loaded
-or evaluated meanwhile (4). Row "training process, in rounds: mapping".
+MAPPING_BYTES: Final = 4
+"""Memory that a daemon and its training process share, a value: the snapshot, which becomes the shift, or values that are evaluated in
+its place. Row "training process, in rounds: mapping".
 """
 
 TRAINING_BYTES: Final = 19
@@ -32,14 +32,14 @@ PEER_BYTES: Final = DAEMON_BYTES + MAPPING_BYTES + TRAINING_BYTES
 MOMENTUM_BYTES: Final = 4
 """Of a peer and a host, a value, where the outer step keeps a momentum beside the anchor."""
 
-FRAGMENTS_BYTES: Final = 8
-"""Of a peer in a run of fragments, a value: snapshots of several fragments at a time, and a copy of all of them for an evaluation. Row
-"int8 in 4 fragments".
+FRAGMENTS_BYTES: Final = 4
+"""Of a peer in a run of fragments, a value: snapshots of several fragments at a time beside values that are evaluated. Row "int8 in 4
+fragments".
 """
 
-FEEDBACK_BYTES: Final = 12
-"""With error feedback, a value: the residual, the pending one (averaging/arithmetic/error_feedback.py), and one that is being written
-to disk or is spare. Row "feedback more than without".
+FEEDBACK_BYTES: Final = 10
+"""With error feedback, a value: the residual and the pending one (averaging/arithmetic/error_feedback.py), and parts that are being
+written to disk. Row "feedback more than without".
 """
 
 FROZEN_BYTES: Final = 2

@@ -188,10 +188,11 @@ class ExternalReducer:
         def begin(named: NamedResult) -> BegunFile:
             raise LocalProtocolError("a result taken for a unit that is not held here", "no results")
 
-        async def keep(named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
+        async def keep(named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> Callable[[], None]:
             job = self._jobs.get(unit)
             if job is not None:
                 job.results[named.result_hash] = result.data
+            return lambda: None
 
         async def examine(first_chunk: int, encoded: Encoded) -> list[bytes]:
             return []  # we have no state of this unit, and take no results

@@ -103,7 +103,8 @@ Issue = Callable[[int], bytes]
 def _translate(error: sqlite3.Error, path: Path) -> StorageError:
     if ledger_damage.is_damage(error):
         return ledger_damage.damaged(path, str(error))
-    remedy = "free some space and check that the folder is writable; nothing that was acknowledged is lost"
+    remedy = "free some space, check that the folder is writable, or choose one on a disk that maps files, as ext4 does"
+    remedy += "; nothing that was acknowledged is lost"
     return StorageError(f"the ledger {path} could not be used ({error})", "a readable and writable SQLite file", remedy)
 
 

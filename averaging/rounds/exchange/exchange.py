@@ -267,11 +267,10 @@ class Exchange:
         reduction.result = result
         reduction.close()  # members take it while we write it; each acks only what is on its own disk
         await trio.sleep(min(KEEP_OWN_AFTER_S, KEEP_OWN_SHARE * (self.upload_s(trio.current_time()) or 0.0)))
-        kept = SliceBytes(result.data, result.hashes)
-        await self._tools.keep_result(result.header, kept, None)
+        was_examined = await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes), None)
         await self._announce(reduction.signed_header)
         await self._examine_own(result)
-        self._tools.remember(result.header, kept)
+        was_examined()
 
     async def _announce(self, signed_header: bytes) -> None:
         proposal = self.proposal
@@ -440,7 +439,7 @@ class Exchange:
         try:
             with self.arrivals.coming(named.result_hash) as coming:
                 result = await take_result(part, named, stream, room, hashes, tools, came, begun)
-                await tools.keep_result(named, result, begun)
+                (await tools.keep_result(named, result, begun))()  # it was examined as it came
         except RefusedResult as error:
             await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
             raise

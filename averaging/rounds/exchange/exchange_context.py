@@ -22,10 +22,6 @@ def _nobody(_: PeerId) -> None:
     pass
 
 
-def _forgotten(_: NamedResult, __: SliceBytes) -> None:
-    pass
-
-
 async def _nothing(_: ResultReady | ResultRefused) -> None:
     pass
 
@@ -44,8 +40,10 @@ class ExchangeContext:
     seal: Callable[[bytes], Awaitable[bytes]]
     begin_result: Callable[[NamedResult], BegunFile]
     """Opens a file for an arriving result."""
-    keep_result: Callable[[NamedResult, SliceBytes, BegunFile | None], Awaitable[None]]
-    """Stores a whole result on disk; its first bytes may be in that file already."""
+    keep_result: Callable[[NamedResult, SliceBytes, BegunFile | None], Awaitable[Callable[[], None]]]
+    """Stores a whole result on disk; its first bytes may be in that file already. What it returns is called once all of it was
+    examined.
+    """
     examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
     """Checks that chunks of a result, from that number on, are fit to apply; returns their leaf hashes. It may also compute the
     next state from them in a thread.
@@ -54,10 +52,6 @@ class ExchangeContext:
     announce: Callable[[ResultReady], Awaitable[None]]
     probe: Callable[[PeerId], None] = _nobody
     """A stream to this peer broke: ping it now, before the next regular ping."""
-    remember: Callable[[NamedResult, SliceBytes], None] = _forgotten
-    """Takes a kept result of our own once it was examined, so that a commit need not check it again. One of another reducer was
-    examined before it was kept.
-    """
     learn: Callable[[ResultReady], Awaitable[None]] = _nothing
     """Takes a reducer's result header from our own stream: the reducer's announcement may have been lost."""
     refused: Callable[[ResultRefused], Awaitable[None]] = _nothing

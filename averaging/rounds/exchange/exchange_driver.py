@@ -313,7 +313,6 @@ class ExchangeDriver:
             seal=tools.seal,
             begin_result=lambda named: chain.log.begin_result(named.base, named.result_hash),
             keep_result=self._keep_result,
-            remember=self._remember,
             examine=self._examine,
             holds_result=self._holds_result,
             announce=self._announce,
@@ -328,14 +327,10 @@ class ExchangeDriver:
         if self.probe is not None:
             self.probe(peer)
 
-    async def _keep_result(self, named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
+    async def _keep_result(self, named: NamedResult, result: SliceBytes, begun: BegunFile | None) -> Callable[[], None]:
         await self._chain.tools.log.write_result(named.base, named.result_hash, result.data, begun)
-        if begun is not None:  # another reducer's, which was examined as it came
-            self._remember(named, result)
         self.changes.notify()
-
-    def _remember(self, named: NamedResult, result: SliceBytes) -> None:
-        self._chain.updates.remember(named.base, named.result_hash, result)
+        return partial(self._chain.updates.remember, named.base, named.result_hash, result)
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
         """Check results as they arrive. Compute the next state from them, by the outer step that the run's settings name, if it gets

@@ -22,7 +22,7 @@ from averaging.rounds.fetching.download import MAX_DONORS, download_state, downl
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.state_aside import StateAside, set_aside
-from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.unit_chain import UnitChain, rebuilt
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
@@ -239,7 +239,7 @@ class _Follower:
         """The state at the fork, and all updates since then."""
         for node in branch.nodes:
             await self._gather(node)
-        state = aside.take(branch.fork) or await self._chain.rebuilt(branch.fork)
+        state = aside.take(branch.fork) or await rebuilt(self._chain, branch.fork)
         if state is None:
             raise UnreachableError("a fork from before what is kept here", "a whole state")
         return await self._chain.replay(state, branch.nodes, is_own=True)

@@ -62,7 +62,7 @@ class UnitChain:
     ) -> None:
         self.tools = tools
         self.updates = Updates(tools)
-        self._genesis: keeping.Genesis = remake or genesis
+        self.genesis: keeping.Genesis = remake or genesis
         self.links: list[ChainLink] = [genesis_link(start_record, tools.unit)]
         self.certificates: list[bytes] = []
         self.held = HeadState(genesis, is_lent=remake is None)
@@ -154,7 +154,7 @@ class UnitChain:
                 log.warning("generation_damaged", reason=problem)
             state = newest[0]
         elif len(self.links) > 1 or is_absent(state):
-            state = await keeping.genesis_state(self._genesis, self.tools)
+            state = await keeping.genesis_state(self.genesis, self.tools)
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
             data = await self.updates.read_good(link)
@@ -312,7 +312,7 @@ class UnitChain:
         """The state at a commit of ours with the root that the run attests, from our own disk; None if the log's root differs."""
         attested, commits = attested_roots(self.links), [link.commit for link in self.links]
         newest = await self.tools.generations.load_newest(attested, attested)
-        state = newest[0] if newest is not None else await keeping.genesis_state(self._genesis, self.tools)
+        state = newest[0] if newest is not None else await keeping.genesis_state(self.genesis, self.tools)
         last = max((commits.index(commit) for commit in attested if commit in commits), default=0)
         for link in self.links[commits.index(state.head) : last + 1]:
             if link.commit != state.head:
@@ -392,22 +392,7 @@ class UnitChain:
         async with self.moving:  # no step is being made
             if commit == self.state.head:
                 return None if self.held.is_torn else self.held.lend_while_used()
-        return await self.rebuilt(commit)
-
-    async def rebuilt(self, commit: CommitId) -> UnitState | None:
-        """The state at a commit of our lineage from what is on disk; None if that does not reach back so far."""
-        position = next((i for i, link in enumerate(self.links) if link.commit == commit), None)
-        if position is None:
-            return None
-        before = [link.commit for link in self.links[: position + 1]]
-        newest = await self.tools.generations.load_newest(before, attested_roots(self.links))
-        state = newest[0] if newest is not None else await keeping.genesis_state(self._genesis, self.tools)
-        for link in self.links[before.index(state.head) + 1 : position + 1]:
-            data = await self.updates.read_good(link)
-            if data is None:
-                return None
-            state = await self.updates.step_in_place(state, link, data)
-        return state
+        return await rebuilt(self, commit)
 
     async def replay(self, state: UnitState, path: Sequence[TreeNode], *, is_own: bool) -> UnitState:
         """The state after these commits, whose bytes are on disk; `is_own` if the memory of `state` may be taken over.
@@ -493,3 +478,19 @@ async def lend(chain: UnitChain) -> Loan:
     """The state at the head, which stays as it is until it is given back: a commit in that time makes another one."""
     async with chain.moving:
         return chain.held.lend()
+
+
+async def rebuilt(chain: UnitChain, commit: CommitId) -> UnitState | None:
+    """The state at a commit of a chain's lineage from what is on disk; None if that does not reach back so far."""
+    position = next((i for i, link in enumerate(chain.links) if link.commit == commit), None)
+    if position is None:
+        return None
+    before, tools = [link.commit for link in chain.links[: position + 1]], chain.tools
+    newest = await tools.generations.load_newest(before, attested_roots(chain.links))
+    state = newest[0] if newest is not None else await keeping.genesis_state(chain.genesis, tools)
+    for link in chain.links[before.index(state.head) + 1 : position + 1]:
+        data = await chain.updates.read_good(link)
+        if data is None:
+            return None
+        state = await chain.updates.step_in_place(state, link, data)
+    return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -63,7 +63,7 @@ class Side:
 
     examined: dict[int, bytes] = field(default_factory=dict)
     remembered: dict[int, int] = field(default_factory=dict)
-    """By first chunk of an own result, how many chunks were examined when it was remembered."""
+    """By first chunk, how many chunks were examined when it was said that they were."""
 
     kept_s: dict[int, float] = field(default_factory=dict)
     """By first chunk, when its result was to be kept."""
@@ -82,7 +82,7 @@ class Side:
         self.begun.append(MemoryStorage(self.disk).begin("result"))
         return self.begun[-1]
 
-    async def _keep(self, header: NamedResult, result: SliceBytes, begun: BegunFile | None) -> None:
+    async def _keep(self, header: NamedResult, result: SliceBytes, begun: BegunFile | None) -> Callable[[], None]:
         if self.is_disk_full:
             raise StorageError("no space left on the disk", "room for a result")
         if begun is not None:
@@ -92,14 +92,12 @@ class Side:
         self.kept[header.first_chunk] = (header, bytes(result.data))
         self.kept_s[header.first_chunk] = trio.current_time()
         self.num_kept += 1
+        return lambda: self.remembered.update({header.first_chunk: len(self.examined)})
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
         hashes = examined(self.result_codec, GRID, first_chunk, encoded, None)
         self.examined.update(zip(range(first_chunk, first_chunk + len(encoded)), hashes, strict=True))
         return hashes
-
-    def _remember(self, header: NamedResult, result: SliceBytes) -> None:
-        self.remembered[header.first_chunk] = len(self.examined)
 
     async def _holds(self, header: NamedResult) -> bool:
         return any(kept.result_hash == header.result_hash for kept, _ in self.kept.values())
@@ -138,7 +136,6 @@ class Side:
             begin_result=self._begin,
             keep_result=self._keep,
             examine=self._examine,
-            remember=self._remember,
             holds_result=self._holds,
             announce=self._announce,
             record=self.spans.append,

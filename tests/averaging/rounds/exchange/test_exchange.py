@@ -164,10 +164,10 @@ async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_in
         assert [side.examined for side in sides] == [{n: leaf_hash(chunk) for n, chunk in enumerate(chunks)}] * 3
 
 
-async def test_a_reducer_remembers_its_own_result_once_all_of_it_was_examined(autojump_clock: Clock) -> None:
+async def test_a_result_counts_as_examined_once_all_of_it_was_at_its_reducer_too(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
         await run_all(sides, world.proposal(ONE_SLICE))
-        assert [side.remembered for side in sides] == [{0: GRID.num_chunks}, {}, {}]
+        assert [side.remembered for side in sides] == [{0: GRID.num_chunks}] * 3
 
 
 async def test_a_member_with_nothing_to_offer_is_named_and_gets_the_results(autojump_clock: Clock) -> None:
