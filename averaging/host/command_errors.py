@@ -66,6 +66,8 @@ def report_usage(error: Exception) -> int:
     asked = str(getattr(error, "message", ""))
     if asked.endswith("?") and message().startswith(asked):  # both typer and a newer click have asked what was meant
         return report(UsageError(asked))
+    if asked and (possible := getattr(error, "possibilities", None)):
+        return report(UsageError(f"{asked}. Did you mean {' or '.join(sorted(possible))}?"))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "potluck"
     text = message().rstrip(".")

@@ -42,9 +42,10 @@ def read_daemon(folder: Path) -> DaemonView:
     except UnreachableError as error:
         hosted = runs(folder)
         is_over = any(row["phase"] == "finished" for row in hosted)
-        over = ["the run is complete; a host only shows its page and gives its checkpoints"] if is_over else []
+        found = f"{error.found}: its run is complete" if is_over else error.found
+        remedy = f"to show its page and checkpoints again, {error.remedy}" if is_over else error.remedy
         damage = [str(row["note"]) for row in hosted if row["note"]]  # it may be why it does not run
-        note = "; ".join([error.one_line(), *over, *damage])
+        note = "; ".join(filter(None, [found, remedy, *damage]))
         return DaemonView("host", str(folder), is_running=False, note=note, status={})
     peers, rounds = rows_of(status.get("peers")) + rows_of(status.get("away")), rows_of(status.get("rounds"))
     return DaemonView("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)

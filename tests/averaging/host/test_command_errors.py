@@ -25,10 +25,18 @@ class _BadValue(Exception):
         return f"Invalid value for '--tokens': {self.message}"
 
 
+class _MistypedFlag(Exception):
+    message, possibilities = "No such option: --satte-dir", ("--state-dir",)
+
+    def format_message(self) -> str:
+        return f"{self.message} (Possible options: --state-dir)"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (_Mistyped(), "potluck: No such command 'statu'. Did you mean 'status'?\n"),
+        (_MistypedFlag(), "potluck: No such option: --satte-dir. Did you mean --state-dir?\n"),
         (_BadValue(), "potluck: Invalid value for '--tokens': is it a number?\n"),
     ],
 )

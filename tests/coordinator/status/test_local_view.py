@@ -60,9 +60,7 @@ def test_stopped_host_of_a_complete_run_says_what_a_start_is_good_for(
 ) -> None:
     _remember(tmp_path, "http://127.0.0.1:9")
     monkeypatch.setattr(local_view, "runs", lambda _folder: [{"phase": "finished", "note": ""}])
-    assert read_daemon(tmp_path).note.endswith(
-        "; the run is complete; a host only shows its page and gives its checkpoints"
-    )
+    assert f"no host runs from {tmp_path}: its run is complete; to show its page" in read_daemon(tmp_path).note
 
 
 def test_folder_is_the_one_given_or_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
