@@ -82,8 +82,8 @@ def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:
 
 
 def generation_config(config: ModelConfig, end: int) -> dict[str, object]:
-    """Content of generation_config.json: a text ends at the end mark, and the longest text is the model's context."""
-    return {"bos_token_id": end, "eos_token_id": end, "max_length": config.context_tokens}
+    """Content of generation_config.json: a text ends at the end mark, and the longest text is what the model reads."""
+    return {"bos_token_id": end, "eos_token_id": end, "max_length": config.position_tokens}
 
 
 def _byte_vocabulary() -> dict[str, object]:
@@ -127,7 +127,7 @@ def tokenizer_config(config: ModelConfig, end_text: str) -> dict[str, object]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end_text,
         "eos_token": end_text,
-        "model_max_length": config.context_tokens,
+        "model_max_length": config.position_tokens,
         "clean_up_tokenization_spaces": False,
     }
 

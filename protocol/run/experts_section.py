@@ -106,7 +106,7 @@ def expert_contradiction(experts: ExpertsSection | None, model: ModelConfig, num
     if experts is None:
         return 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'
     if not model.takes_experts:
-        return f'run.shards = "expert" with model.family = "{model.family}", which takes no experts: expected another family'
+        return f'run.shards = "expert" with model.family = "{model.family}", which takes no experts: expected "llama"'
     return _impossible_numbers(experts, numbers) or _not_with_experts(numbers)
 
 

@@ -88,6 +88,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def position_tokens(self) -> int:
+        """Tokens of the longest text that the exported model says it reads."""
+        ...
+
+    @property
     def is_tied(self) -> bool:
         """Whether the embedding is the head, too."""
         ...

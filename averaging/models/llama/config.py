@@ -68,8 +68,8 @@ class DecoderConfig(BaseModel):
     """Number of token values. 257 is bytes and an end mark; with another tokenizer, its size."""
 
     dim: Size
-    """Width of the model: values of a token between layers. A multiple of `num_heads`, an even number for each, unless `head_dim` is
-    given.
+    """Width of the model: values of a token between layers. A multiple of `num_heads`, an even number for each. Families other than
+    llama take any number if `head_dim` is given.
     """
 
     num_layers: NumLayers
@@ -160,6 +160,11 @@ class DecoderConfig(BaseModel):
         values: dict[str, object] = handler(self)
         fields = type(self).model_fields
         return {key: value for key, value in values.items() if key in _FIRST_KEYS or value != fields[key].default}
+
+    @property
+    def position_tokens(self) -> int:
+        """Tokens of the longest text that the exported model says it reads."""
+        return self.max_position_tokens or self.context_tokens
 
     @property
     def head_size(self) -> int:
@@ -290,6 +295,12 @@ class LlamaConfig(DecoderConfig):
 
     family: Literal["llama"] = Field(default="llama", exclude=True)
     """The model family, a folder of `averaging/models`. The default is never written into a manifest."""
+
+    @model_validator(mode="after")
+    def _check_dim(self) -> LlamaConfig:
+        if self.dim % self.num_heads:
+            raise ValueError(f"dim {self.dim} over {self.num_heads} heads: expected a whole ratio, even with head_dim")
+        return self
 
     @property
     def takes_experts(self) -> bool:

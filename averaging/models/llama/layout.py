@@ -106,7 +106,7 @@ class DecoderLayout:
             "num_attention_heads": config.num_heads,
             "num_key_value_heads": config.num_kv_heads,
             "head_dim": config.head_size,
-            "max_position_embeddings": config.max_position_tokens or config.context_tokens,
+            "max_position_embeddings": config.position_tokens,
             "hidden_act": "silu",
             "rms_norm_eps": config.norm_eps,
             **rope_json(config),

@@ -61,7 +61,7 @@ def rope_values(file: Path, found: Mapping[str, object], max_position_tokens: ob
         ConfigError: positions of another kind, or with two values that releases of transformers choose from differently.
     """
     theta, scaling = _rope_theta(file, found), _scaling(file, found)
-    kind = scaling.get("rope_type", scaling.get("type")) or "default"
+    kind = scaling.get("rope_type") or "default"
     if not isinstance(kind, str) or kind not in _REQUIRED:
         raise ConfigError(
             f"{file}: rope_type is {kind!r}", f"one of {', '.join(_REQUIRED)}, which all families have", _REMEDY
@@ -105,7 +105,9 @@ _REMEDY: Final = "start from another checkpoint"
 def _scaling(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """The kind of scaling and its numbers, which stand in rope_parameters, in rope_scaling, or in both alike."""
     ropes = {place: rope for place in _PLACES if isinstance(rope := found.get(place), dict) and rope}
-    numbers = [{key: value for key, value in rope.items() if key != "rope_theta"} for rope in ropes.values()]
+    numbers = [
+        {"rope_type": rope.get("type"), **rope, "type": None, "rope_theta": None} for rope in ropes.values()
+    ]  # older releases wrote "type"
     for place, rope in {"": found, **ropes}.items():
         for key, allowed in _FIXED.items():
             if rope.get(key) not in allowed:

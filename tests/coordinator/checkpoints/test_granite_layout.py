@@ -16,16 +16,23 @@ from peer.models.mixture import MixtureDecoder
 from protocol.tensors.expert_schema import MixtureConfig
 
 
-@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize(
+    ("top_k", "others"),
+    [
+        (1, {}),
+        (2, {"is_tied": False}),
+        (1, {"is_tied": False, "head_dim": 6}),
+        (2, {"rope_scaling": "linear", "rope_factor": 4.0}),
+    ],
+    ids=["tied", "untied", "wide heads", "stretched positions"],
+)
 def test_transformers_finds_the_logits_of_our_own_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top_k: int, is_tied: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top_k: int, others: dict[str, object]
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch.manual_seed(7)
-    decoder = LlamaConfig(
-        dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16, is_tied=is_tied
-    )
+    sizes = {"dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 24, "context_tokens": 16}
+    decoder = LlamaConfig.model_validate({**sizes, **others})
     mixture = MixtureConfig(num_experts=5, ffn_dim=12, top_k=top_k)
     held = [0, 2, 3]
     model = MixtureDecoder(decoder, mixture, held, is_merged=True)

@@ -20,6 +20,7 @@ from peer.models.decode_text import sample_tokens
 from peer.models.decoder import Decoder, load_flat
 from peer.models.sampling import Sampling
 from peer.training.local_training import LocalTrainer
+from protocol.errors import ConfigError
 from protocol.tensors.model_config import ModelConfig, model_schema
 from protocol.tensors.model_families import parse_model
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of
@@ -162,3 +163,134 @@ def test_a_checkpoint_of_transformers_is_trained_and_goes_back_with_the_same_log
         0, len(prompt) :
     ].tolist()
     assert own == text[: text.index(256)] if 256 in text else text
+
+
+_LLAMA32 = {**_LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192}
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-2-7b": (
+        {
+            "model_type": "llama",
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        }
+        | {"intermediate_size": 11008, "max_position_embeddings": 4096, "pretraining_tp": 1, "rope_scaling": None},
+        6_738_415_616,
+    ),
+    "Llama-3.2-1B": (
+        {
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+        }
+        | {"num_key_value_heads": 8, "intermediate_size": 8192, "max_position_embeddings": 131072, "head_dim": 64}
+        | {"rope_theta": 500000.0, "rope_scaling": {**_LLAMA32, "rope_theta": 500000.0}, "tie_word_embeddings": True},
+        1_235_814_400,
+    ),
+    "SmolLM2-135M": (
+        {
+            "model_type": "llama",
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+        }
+        | {"num_key_value_heads": 3, "intermediate_size": 1536, "rope_interleaved": False, "tie_word_embeddings": True},
+        134_515_008,
+    ),
+    "Mistral-7B-v0.1": (
+        {
+            "model_type": "mistral",
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        }
+        | {"num_key_value_heads": 8, "intermediate_size": 14336, "sliding_window": 4096, "rope_theta": 10000.0},
+        7_241_732_096,
+    ),
+    "Qwen2.5-0.5B": (
+        {
+            "model_type": "qwen2",
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+        }
+        | {"num_key_value_heads": 2, "intermediate_size": 4864, "use_mrope": False, "use_sliding_window": False}
+        | {"sliding_window": 32768, "max_window_layers": 24, "rope_theta": 1000000.0, "tie_word_embeddings": True},
+        494_032_768,
+    ),
+    "Qwen3-0.6B": (
+        {
+            "model_type": "qwen3",
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+        }
+        | {"num_key_value_heads": 8, "intermediate_size": 3072, "head_dim": 128, "attention_bias": False}
+        | {"sliding_window": None, "use_sliding_window": False, "rope_scaling": None, "tie_word_embeddings": True},
+        596_049_920,
+    ),
+    "OLMo-2-1124-7B": (
+        {
+            "model_type": "olmo2",
+            "vocab_size": 100352,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        }
+        | {"num_key_value_heads": 32, "intermediate_size": 11008, "attention_bias": False, "rope_theta": 500000},
+        7_298_617_344,
+    ),
+}
+"""Numbers in the config.json of published models, and how many values their weights have."""
+
+
+@pytest.mark.parametrize(("found", "num_values"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_models_have_as_many_values_as_their_weights(found: dict[str, Any], num_values: int) -> None:
+    file = Path("config.json")
+    family, layout = family_of(file, found)
+    config = parse_model({"family": family, "context_tokens": CONTEXT, **layout.model_values(file, found)})
+    assert model_schema(config).num_elements == num_values
+    layout.check_config_json(file, found, config)
+
+
+def test_both_names_of_a_scaling_may_stand_in_one_file() -> None:
+    found, _ = PUBLISHED["Llama-3.2-1B"]
+    older = {"type" if key == "rope_type" else key: value for key, value in found["rope_scaling"].items()}
+    values = family_of(Path("config.json"), found)[1].model_values(
+        Path("config.json"), {**found, "rope_parameters": found["rope_scaling"], "rope_scaling": older}
+    )
+    assert (values["rope_scaling"], values["rope_factor"], values["rope_original_tokens"]) == ("llama3", 32.0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "found"),
+    [
+        (
+            "Qwen2.5-0.5B",
+            {"use_sliding_window": True},
+            "use_sliding_window is true; expected false; family mistral has it",
+        ),
+        ("Qwen3-0.6B", {"attention_bias": True}, "attention_bias is true; expected false; no family has another"),
+        ("OLMo-2-1124-7B", {"hidden_act": "gelu"}, 'hidden_act is "gelu"; expected "silu"; no family has another'),
+        ("Mistral-7B-v0.1", {"sliding_window": "4096"}, 'sliding_window is "4096"; expected a number'),
+        (
+            "Llama-2-7b",
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_type is 'longrope'; expected one of default, linear, ",
+        ),
+    ],
+)
+def test_what_a_family_has_not_is_named_with_those_that_have_it(name: str, changes: dict[str, Any], found: str) -> None:
+    values = {**PUBLISHED[name][0], **changes}
+    file = Path("config.json")
+    with pytest.raises(ConfigError) as raised:
+        family_of(file, values)[1].model_values(file, values)
+    assert found in raised.value.one_line()

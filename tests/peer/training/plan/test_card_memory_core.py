@@ -19,6 +19,7 @@ from protocol.run.training_sections import InnerSection
 from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig
 from protocol.tensors.model_config import model_schema
+from protocol.tensors.model_families import parse_model
 from protocol.tensors.stage_schema import StageMap
 from tests.oracles.counted_memory import counted_bytes, expected, expected_of_adapter
 
@@ -42,6 +43,15 @@ def test_the_need_of_untied_tables_and_one_sequence_is_near_what_torch_counts() 
     untied = M25.model_copy(update={"is_tied": False})
     for plan in (FLOAT32, CardPlan(precision="bf16", checkpointing="full")):
         assert expected(untied, INNER, 1, plan).total == pytest.approx(counted_bytes(untied, INNER, 1, plan), rel=NEAR)
+
+
+@pytest.mark.parametrize(
+    "others", [{"family": "olmo2"}, {"family": "mistral", "window_tokens": 128}], ids=["norms", "window"]
+)
+def test_the_need_of_other_families_is_near_what_torch_counts(others: dict[str, object]) -> None:
+    small = {"vocab_size": 4096, "dim": 256, "num_layers": 2, "head_dim": 32, "ffn_dim": 704}
+    model = parse_model({**M25.model_dump(), **small, **others})
+    assert expected(model, INNER, 4, FLOAT32).total == pytest.approx(counted_bytes(model, INNER, 4, FLOAT32), rel=NEAR)
 
 
 def test_the_constants_of_the_loss_are_those_of_the_loss() -> None:
@@ -107,6 +117,8 @@ def test_operations_a_token_count_each_matrix_once_and_a_lookup_never() -> None:
     assert flops_per_token(whole_load(M25)) == 6 * num + attention
     untied = M25.model_copy(update={"is_tied": False})
     assert flops_per_token(whole_load(untied)) == 6 * num + attention
+    mistral = parse_model({**M25.model_dump(), "family": "mistral", "window_tokens": 128})
+    assert flops_per_token(whole_load(mistral)) == 6 * num + attention * 7 // 16
     stages = StageMap(untied, (3, 3))
     parts = [flops_per_token(stage_load(stages, stage, 1)) for stage in (0, 1)]
     assert sum(parts) == flops_per_token(whole_load(untied))
