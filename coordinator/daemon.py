@@ -345,6 +345,7 @@ async def _tick(host: HostDaemon) -> None:
 def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
     from averaging.codecs import codec_by_name
     from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # imports torch
+    from coordinator.checkpoints.checkpoints import Companions
     from coordinator.checkpoints.state_fetcher import Replayer, StateFetcher
 
     manifest, folder = host.run.manifest, host.run.folder
@@ -357,11 +358,10 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
         schema=schema,
         grid=ChunkGrid(schema.num_elements, elements),
         model=manifest.config.model.model_dump(),
-        tokenizer=host.tokenizer,
+        companions=Companions(host.tokenizer, stored_adapter(manifest.config, host.run.dataset)),
         others=tuple((other, ChunkGrid(other.num_elements, elements)) for other in others),
         whole=manifest.model_schema if others else None,
         mixture=manifest.config.mixture,
-        adapter=stored_adapter(manifest.config, host.run.dataset),
         first=partial(_first_state, host),
         are_stages=manifest.config.stages is not None,
     )

@@ -39,7 +39,7 @@ from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
 ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"
 ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
 _PREFIX: Final = "base_model.model."
-"""What `peft` writes before the base's names."""
+"""The beginning of all names of `peft`, before the base's own."""
 
 _VALUES_AT_ONCE: Final = 1 << 20
 

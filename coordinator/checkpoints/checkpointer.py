@@ -18,6 +18,7 @@ import trio
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
+    Companions,
     UnitContent,
     lost_checkpoints,
     remove_checkpoint,
@@ -35,14 +36,12 @@ from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 if TYPE_CHECKING:
-    from averaging.data.base_files import StoredAdapter
     from averaging.network.seams.interfaces import Clock, Offload
     from averaging.state.state import UnitState
     from coordinator.ledger.ledger import CheckpointRow, Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.chain_log import ChainLog
     from coordinator.progress.tracker import RunTracker
-    from coordinator.run.run_files import RunTokenizer
     from protocol.tensors.expert_schema import MixtureConfig
     from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
@@ -138,11 +137,10 @@ class CheckpointPlace:
     schema: TensorSchema
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
-    tokenizer: RunTokenizer | None = None
+    companions: Companions = Companions()
     others: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None
-    adapter: StoredAdapter | None = None
     first: Callable[[UnitName], UnitState] | None = None
     kept: KeptState = _keeps_none
     are_stages: bool = False
@@ -440,8 +438,8 @@ class Checkpointer:
             model=place.model,
             state=state,
             root=target.root,
-            tokenizer=place.tokenizer,
-            adapter=place.adapter,
+            tokenizer=place.companions.tokenizer,
+            adapter=place.companions.adapter,
         )
         if place.whole is None:
             return content

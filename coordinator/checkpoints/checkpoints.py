@@ -117,6 +117,14 @@ class UnitContent:
 
 
 @dataclass(frozen=True, slots=True)
+class Companions:
+    """The same in all checkpoints of a run, beside the weights: the tokenizer, and the numbers and base of an adapter."""
+
+    tokenizer: RunTokenizer | None = None
+    adapter: StoredAdapter | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointContent:
     """The content of a checkpoint. `root` is the attested state root. With several units `schema` is that of the whole model, and
     `grid`, `state` and `root` are the spine's.

@@ -1,4 +1,4 @@
-"""What an adapter over a frozen base takes, for dry runs. Pure.
+"""Memory and data of an adapter over a frozen base, for dry runs. Pure.
 
 Formulas of the card are those of peer/training/plan/card_memory_core.py for the smallest exact plan: products in bfloat16, one
 sequence at a time, and each layer's activations computed again in its backward pass.

@@ -1,4 +1,4 @@
-"""What a base with an adapter takes of a card, by the formula that a peer plans with."""
+"""The memory of a card for a base with an adapter, by the formula that a peer plans with."""
 
 from __future__ import annotations
 
