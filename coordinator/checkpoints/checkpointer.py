@@ -7,7 +7,7 @@ checkpoint is written at least every `every_rounds` commits, and at the end of t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -137,7 +137,7 @@ class CheckpointPlace:
     schema: TensorSchema
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
-    companions: Companions = Companions()
+    companions: Companions = field(default_factory=Companions)
     others: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None
