@@ -1,6 +1,7 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that verifies everything.
 
-A shard holds tokens as little-endian uint16, or as uint32 for a large vocabulary. Given initial weights of a run are shards, too:
+A shard holds tokens as little-endian uint16, or as uint32 for a large vocabulary, and where needed bits that say which of them count
+and which begin a document (averaging/data/shard_form.py). Given initial weights of a run are shards, too:
 float32, each as long as two tokens of two bytes. Text for experts is packed separately for each expert, and the router that
 selected it is a file of the data set. The data set's id is the hash of its manifest. So a peer with the id can check every byte
 from any donor.
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
-import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -29,13 +29,13 @@ from pydantic import (
     model_validator,
 )
 
+from averaging.data.shard_form import ShardForm, TokenBytes
 from averaging.data.sources.texts import Split
-from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.run.data_section import MAX_SOURCES
 from protocol.run.experts_section import MAX_ROUTER_BYTES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
-TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start"]
 """Content of a shard: a part of the text, or the run's initial weights."""
 
@@ -89,18 +89,36 @@ class _Part(BaseModel):
 
 
 class ShardEntry(_Part):
-    """One shard: its SHA-256, its tokens, its part of the data, and its expert in a data set for experts."""
+    """One shard: its SHA-256, its tokens, its part of the data, and its expert in a data set for experts.
+
+    `num_counted` tells how many of its tokens count in a loss, None if all do. With `has_starts` it says where documents begin.
+    `source` is the number of its source in a data set of several.
+    """
 
     sha256: Hex32
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
     split: ShardPart
     token_bytes: TokenBytes = 2
     expert: Annotated[int, Field(ge=0, lt=MAX_EXPERTS)] | None = None
+    num_counted: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    has_starts: bool = False
+    source: Annotated[int, Field(ge=0, lt=MAX_SOURCES)] | None = None
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> ShardEntry:
+        if (self.num_counted or 0) > self.num_tokens:
+            raise ValueError(f"{self.num_counted} tokens that count of {self.num_tokens}")
+        return self
+
+    @property
+    def form(self) -> ShardForm:
+        """How its bytes are laid out."""
+        return ShardForm(self.token_bytes, self.num_counted is not None, self.has_starts)
 
     @property
     def num_bytes(self) -> int:
         """Length of the shard's file."""
-        return self.num_tokens * self.token_bytes
+        return self.form.num_bytes(self.num_tokens)
 
 
 class TokenizerEntry(_Part):
@@ -113,7 +131,9 @@ class TokenizerEntry(_Part):
 
 
 class TextBytes(_Part):
-    """Bytes of text in each part, counting an end mark as one. They convert losses per token to losses per byte."""
+    """Bytes of text in each part, counting an end mark as one. They convert losses per token to losses per byte. If only some
+    tokens count, these are the bytes of those.
+    """
 
     train: Annotated[int, Field(ge=1)]
     heldout: Annotated[int, Field(ge=1)]
@@ -149,6 +169,13 @@ class DatasetManifest(_Part):
     tokenizer: TokenizerEntry | None = None
     text_bytes: TextBytes | None = None
     router: RouterEntry | None = None
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> DatasetManifest:
+        forms = {entry.form for entry in self.shards if entry.split != "start"}
+        if len(forms) > 1:
+            raise ValueError("shards of text of several forms: expected one")
+        return self
 
     @model_validator(mode="after")
     def _check_experts(self) -> DatasetManifest:
@@ -199,13 +226,20 @@ class DatasetManifest(_Part):
         return tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
 
     @property
+    def form(self) -> ShardForm:
+        """How the shards of text are laid out."""
+        return self.shards[0].form
+
+    @property
     def token_bytes(self) -> TokenBytes:
         """Bytes of one token in the shards of text."""
-        return self.shards[0].token_bytes
+        return self.form.token_bytes
 
     def bytes_per_token(self, split: Split, expert: int | None = None) -> float:
-        """Mean length of a token of one part, or of an expert's share of it; 1 for the byte tokenizer and for an empty part."""
-        num_tokens = self.num_tokens(split, expert)
+        """Mean length of a token that counts of one part, or of an expert's share of it; 1 for the byte tokenizer and for an empty
+        part.
+        """
+        num_tokens = self.num_counted(split, expert)
         text_bytes = self.text_bytes
         if expert is not None and self.router is not None and self.router.text_bytes is not None:
             text_bytes = self.router.text_bytes[expert]
@@ -229,6 +263,11 @@ class DatasetManifest(_Part):
     def num_tokens(self, split: ShardPart, expert: int | None = None) -> int:
         """Tokens of one part, or of an expert's share of it."""
         return sum(entry.num_tokens for entry in self.part(split, expert))
+
+    def num_counted(self, split: ShardPart, expert: int | None = None) -> int:
+        """Tokens of one part that count in a loss, or of an expert's share of it."""
+        entries = self.part(split, expert)
+        return sum(entry.num_tokens if entry.num_counted is None else entry.num_counted for entry in entries)
 
 
 def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
@@ -330,29 +369,3 @@ class ShardCache:
         except OSError as error:
             raise StorageError(f"a shard cannot be written to {self._folder}: {error}", "space on the disk") from error
         self._checked.add(entry.sha256)
-
-
-class TokenReader:
-    """One part of the data set as a single long sequence of tokens, mapped from its shards."""
-
-    def __init__(self, paths: Sequence[Path], token_bytes: TokenBytes = 2) -> None:
-        self._shards: list[Tokens] = [np.memmap(path, dtype=f"<u{token_bytes}", mode="r") for path in paths]
-        self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens."""
-        return int(self._starts[-1])
-
-    def read(self, start: int, num_tokens: int) -> Tokens:
-        """(num_tokens,) uint16 or uint32 from `start`, across shards."""
-        parts: list[Tokens] = []
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while num_tokens > 0:
-            offset = start - int(self._starts[shard])
-            part = np.asarray(self._shards[shard][offset : offset + num_tokens])
-            parts.append(part)
-            start += len(part)
-            num_tokens -= len(part)
-            shard += 1
-        return np.concatenate(parts)

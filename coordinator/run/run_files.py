@@ -262,7 +262,15 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 shown.add(len(text.data))
 
             encoder, texts = _checked(tokenizer, read())
-            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing)
+            packing = Packing(
+                data.shard_bytes,
+                data.source,
+                source.licence,
+                start=start,
+                routing=routing,
+                has_counts=data.counts_some,
+                has_starts=data.isolate,
+            )
             dataset = pack(texts, encoder, unfinished, packing, seen)
         _report_loss(encoder)
         _check_enough(config, dataset)
@@ -306,6 +314,8 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
     Peers train and evaluate on such windows.
     """
     window = config.model.context_tokens + 1
+    if not dataset.num_counted("train"):
+        raise ConfigError("data: no token to train on counts", "answers or completions", "check data.format")
     parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
     for part, split in parts:
         found = dataset.num_tokens(split)

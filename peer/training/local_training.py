@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from averaging.data.assignment import window_starts
-from averaging.data.shards import TokenReader
+from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import require_llama
 from peer.machine.device import choose_device, give_back_memory, limit_memory
 from peer.models.decoder import Decoder
@@ -35,7 +35,7 @@ from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
-from peer.training.replica.text_batches import Batches
+from peer.training.replica.text_batches import Batches, TextBatch, unread_batch
 from peer.training.training_plan import TrainingPlan
 
 
@@ -73,8 +73,8 @@ def _readers(
     """A text reader for each expert. Without experts, or if all of them train on all of the text, one reader under None."""
     if of_experts:
         pairs = zip(plan.experts, of_experts, strict=True)
-        return {expert: TokenReader(own, plan.token_bytes) for expert, own in pairs}
-    whole = TokenReader(shards, plan.token_bytes)
+        return {expert: plan.reader(own) for expert, own in pairs}
+    whole = plan.reader(shards)
     return dict.fromkeys(plan.experts or (None,), whole)
 
 
@@ -128,7 +128,7 @@ class LocalTrainer:
         self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
         self._train = _readers(plan, plan.train_shards, plan.expert_shards)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
-        self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
+        self._prose = plan.reader(plan.prose_shards)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
@@ -149,10 +149,10 @@ class LocalTrainer:
 
     def find_micro_batch(self) -> int:
         """Measure how many sequences to compute at a time."""
-        expert = expert_of_step(self.plan.experts, 0)
+        expert, form = expert_of_step(self.plan.experts, 0), self.plan.form
         search = MicroBatchSearch(
             self._replica,
-            lambda tokens_BT: self._loss(tokens_BT, expert),
+            lambda tokens_BT: self._loss(unread_batch(tokens_BT, form), expert),
             sequences=self._own_sequences,
             window=self._window,
             most_bytes=self.plan.max_memory_bytes,
@@ -175,7 +175,10 @@ class LocalTrainer:
     def compile_layers(self) -> None:
         """Compile the layers for the micro-batch, if the plan says so. `compile_note` says why they run eagerly otherwise."""
         tokens_BT = torch.zeros((self.micro_batch, self._window), dtype=torch.long, device=self._device)
-        passes = (partial(self._loss, tokens_BT, expert) for expert in self.plan.experts or (None,))
+        passes = (
+            partial(self._loss, unread_batch(tokens_BT, self.plan.form), expert)
+            for expert in self.plan.experts or (None,)
+        )
         self.compile_note = self._replica.compile(passes, self._compiler) or self.compile_note
 
     def give_back_memory(self) -> None:
@@ -192,11 +195,18 @@ class LocalTrainer:
         plan, counters, replica, window = self.plan, self.counters, self._replica, self._window
         expert = expert_of_step(plan.experts, counters.step, plan.stride)
         reader = self._train[expert]
-        starts = window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window)
+        starts = reader.aligned(
+            window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window),
+            window,
+        )
+        num_counted = reader.num_counted(starts, window) if reader.is_marked else None
+        if num_counted == 0:  # nothing to learn in these windows
+            self.counters = replace(counters, step=counters.step + plan.stride)
+            return self.counters
         losses: list[torch.Tensor] = []
         parts = self._share.parts(starts, self.micro_batch)
         batches = self._batches.of_step(reader, [part.starts for part in parts])
-        for part, tokens_BT in zip(parts, batches, strict=True):
+        for part, batch in zip(parts, batches, strict=True):
             if losses:
                 self._run_ahead.wait()
                 if not goes_on():
@@ -204,7 +214,7 @@ class LocalTrainer:
                     replica.discard()
                     return counters
             replica.begin_pass(is_last=len(losses) == len(parts) - 1)
-            loss = self._loss(tokens_BT, expert) * part.weight
+            loss = self._loss(batch, expert, num_counted or 0) * part.factor(is_marked=reader.is_marked)
             replica.backward(loss)
             losses.append(loss.detach())
             self._run_ahead.note(losses[-1])
@@ -228,13 +238,16 @@ class LocalTrainer:
         )
         return self.counters
 
-    def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        model = self._model
-        inputs_BT, targets_BT = self._replica.cut(tokens_BT)
+    def _loss(self, batch: TextBatch, expert: int | None = None, num_counted: int = 0) -> torch.Tensor:
+        """The mean loss of a micro-batch, or its part of that of a step in which `num_counted` tokens count."""
+        model, marks = self._model, batch.marks_within(num_counted)
+        inputs_BT, targets_BT = self._replica.cut(batch.tokens_BT)
+        if batch.targets_BT is not None:
+            targets_BT = self._replica.share_of(batch.targets_BT)
         with self._replica.computing():
             if isinstance(model, MixtureDecoder):
-                return model.loss(inputs_BT, targets_BT, expert)
-            return model.loss(inputs_BT, targets_BT)
+                return model.loss(inputs_BT, targets_BT, expert, marks)
+            return model.loss(inputs_BT, targets_BT, marks)
 
     # --- between steps ---
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-from averaging.data.shards import ShardPath, TokenBytes
+from averaging.data.shard_form import ShardForm, TokenBytes
+from averaging.data.shards import ShardPath
+from averaging.data.token_reader import TokenReader
 from peer.training.plan.card_memory_core import CardLoad, experts_load, whole_load
 from peer.training.plan.card_plan import CardPlan, Wishes
 from peer.training.plan.layout import Mesh
@@ -22,6 +25,8 @@ class TextPlan(BaseModel):
     Attributes:
         train_bytes_per_token: mean length of a token, likewise the fields named so. Losses leave this process in nats per byte, so
             that they can be compared across tokenizers. For the byte tokenizer that is nats per token.
+        has_counts: whether the shards say which tokens count in the loss.
+        has_starts: whether they say where documents begin, which then do not see each other.
         expert_shards: the training text of each expert held here, in numeric order; `expert_heldout_shards` is its held-out text.
             Empty if every expert trains on all of the text.
         expert_heldout_bytes_per_token: mean length of a token of each expert's held-out text.
@@ -33,12 +38,23 @@ class TextPlan(BaseModel):
     heldout_shards: tuple[ShardPath, ...]
     prose_shards: tuple[ShardPath, ...] = ()
     token_bytes: TokenBytes = 2
+    has_counts: bool = False
+    has_starts: bool = False
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
     prose_bytes_per_token: float = 1.0
     expert_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_bytes_per_token: tuple[float, ...] = ()
+
+    @property
+    def form(self) -> ShardForm:
+        """How the shards of text are laid out."""
+        return ShardForm(self.token_bytes, self.has_counts, self.has_starts)
+
+    def reader(self, shards: Sequence[Path]) -> TokenReader:
+        """A reader of some of these shards. Raises StorageError."""
+        return TokenReader(shards, self.token_bytes, has_counts=self.has_counts, has_starts=self.has_starts)
 
 
 class MachinePlan(BaseModel):

@@ -12,9 +12,18 @@ from protocol.run.section import Section, Shaped
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
 """Keys of the data section that every manifest has."""
 
+MAX_SOURCES: Final = 32
+"""Most sources of a mixture."""
+
+MESSAGES: Final = "messages"
+"""The usual name of the field that holds a conversation."""
+
 _SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet", "hf"])
 
 _SOURCES_WITH_GLOBS: Final = frozenset(["text", "jsonl", "parquet"])
+
+SourceKind = Literal["python-stdlib", "text", "jsonl", "parquet", "hf", "domains"]
+RowFormat = Literal["text", "chat", "completion"]
 
 DOMAIN_NAMES: Final = ("python", "english", "c++", "stubs")
 """Kinds of text that every install has (averaging/data/sources/domains.py)."""
@@ -28,7 +37,7 @@ _HUB_NAME: Final = re.compile(HUB_PREFIX + r"[\w.-]+/[\w.-]+")
 class DataSection(Section):
     """The text that the run trains on. The host reads it and gives peers hashed shards."""
 
-    source: Literal["python-stdlib", "text", "jsonl", "parquet", "hf", "domains"] = "python-stdlib"
+    source: SourceKind = "python-stdlib"
     """Kind of source: Python's own library, text files, JSON lines, parquet files, a Hugging Face data set, or texts that every
     install has.
     """
@@ -56,7 +65,22 @@ class DataSection(Section):
     """One file in this many is kept from training to measure the loss; of sources with rows, one row."""
 
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
-    """Field of a JSON line, or column of a table, that holds the text."""
+    """Field of a JSON line, or column of a table, that holds the text; with format = "chat", the messages, which are then in
+    "messages" by default.
+    """
+
+    format: RowFormat = "text"
+    """Contents of a row: "text"; "chat", a list of messages with role and content; "completion", the columns prompt and completion. Of
+    a chat only the assistant's answers count in the loss, and of a completion only the completion.
+    """
+
+    chat_template: Annotated[str, Field(max_length=1024)] = ""
+    """Path of a file with the template of chats, in Jinja, relative to run.toml. That of the tokenizer if not given."""
+
+    isolate: bool = False
+    """Whether documents that are packed together do not see each other: attention and positions begin anew with each. For chats and
+    short texts.
+    """
 
     tokenizer: Annotated[
         str, Shaped(r"bytes|bpe|.+\.json", '"bytes", "bpe" or the path of a tokenizer.json'), Field(max_length=1024)
@@ -79,9 +103,27 @@ class DataSection(Section):
         self._check_domains()
         if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
             raise ValueError(f'field = "{self.field}" does not belong to source = "{self.source}"')
+        if self.format != "text" and self.source not in _SOURCES_WITH_FIELDS:
+            raise ValueError(f'format = "{self.format}" belongs to the sources "jsonl", "parquet" and "hf"')
+        if self.format == "completion" and self.field != "text":
+            raise ValueError(f'field = "{self.field}": expected none, for completions are in "prompt" and "completion"')
+        if self.chat_template and self.format != "chat":
+            raise ValueError(f'chat_template = "{self.chat_template}" belongs to format = "chat"')
         if self.end_token and self.tokenizer in ("bytes", "bpe"):
             raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
         return self
+
+    @property
+    def counts_some(self) -> bool:
+        """Whether only some tokens count in a loss."""
+        return self.format != "text"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields or columns that are read of each row."""
+        if self.format == "completion":
+            return ("prompt", "completion")
+        return (MESSAGES if self.format == "chat" and self.field == "text" else self.field,)
 
     def _glob_problem(self) -> str:
         if self.glob:
@@ -119,3 +161,10 @@ class DataSection(Section):
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self.used(handler(self), _FIRST_DATA_KEYS)
+
+
+def data_contradiction(data: DataSection, shards: str) -> str:
+    """Why a run of this kind cannot have such data, with what would; "" if it can."""
+    if data.isolate and shards == "pipeline":
+        return 'data.isolate = true with run.shards = "pipeline": expected false, for stages in the middle read no text'
+    return ""

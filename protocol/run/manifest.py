@@ -22,7 +22,7 @@ from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, RunId, UnitName
 from protocol.kinds.codec_table import leaves_out
 from protocol.plain_file import check_plain_file
 from protocol.rounds.schedule.target import RoundTarget
-from protocol.run.data_section import DataSection
+from protocol.run.data_section import DataSection, data_contradiction
 from protocol.run.default_run import default_toml
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
 from protocol.run.host_sections import AdmissionSection, CheckpointSection
@@ -149,8 +149,10 @@ class RunConfig(Section):
             feedback=section.feedback,
             target_tokens=section.target_tokens,
         )
-        return expert_contradiction(self.experts, self.model, numbers) or pipeline_contradiction(
-            self.pipeline, self.model, self.inner, numbers
+        return (
+            expert_contradiction(self.experts, self.model, numbers)
+            or pipeline_contradiction(self.pipeline, self.model, self.inner, numbers)
+            or data_contradiction(self.data, run.shards)
         )
 
     def __eq__(self, other: object) -> bool:

@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from averaging.data.chat.template_files import find_template
 from averaging.data.sources.corpus import matching_files, python_stdlib_documents, python_topics, text_documents
 from averaging.data.sources.domains import MOST_BYTES, domain_texts
-from averaging.data.sources.hf_datasets import HubDataset, SavedDataset, read_dataset
+from averaging.data.sources.hf_datasets import HubDataset, SavedDataset, dataset_rows, read_dataset
 from averaging.data.sources.jsonl import ENDINGS as JSONL_ENDINGS
-from averaging.data.sources.jsonl import read_jsonl
+from averaging.data.sources.jsonl import jsonl_rows, read_jsonl
 from averaging.data.sources.parquet import ENDINGS as PARQUET_ENDINGS
-from averaging.data.sources.parquet import read_parquet
+from averaging.data.sources.parquet import parquet_rows, read_parquet
+from averaging.data.sources.rows import ReadRows, read_completions, read_conversations
 from averaging.data.sources.texts import Text, read_files, read_prose
 from protocol.errors import ConfigError, StorageError
 from protocol.run.data_section import HUB_PREFIX, DataSection
@@ -91,6 +93,11 @@ def _dataset(data: DataSection, base: Path) -> SavedDataset | HubDataset | None:
 
 
 def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
+    if data.format == "chat":
+        template = find_template(data, base)
+        return partial(read_conversations, _rows(data, base), data.columns[0], template, data.heldout_every)
+    if data.format == "completion":
+        return partial(read_completions, _rows(data, base), data.heldout_every)
     is_utf8 = data.tokenizer != "bytes"
     if data.source == "domains":
         return partial(domain_texts, data.domain_names, DOMAIN_DOCUMENTS, data.heldout_every)
@@ -104,6 +111,16 @@ def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
     if data.source == "jsonl":
         return partial(read_jsonl, _files(data, base, JSONL_ENDINGS), data.field, data.heldout_every)
     return partial(read_parquet, _files(data, base, PARQUET_ENDINGS), data.field, data.heldout_every)
+
+
+def _rows(data: DataSection, base: Path) -> ReadRows:
+    """The rows of a source that has some."""
+    dataset = _dataset(data, base)
+    if dataset is not None:
+        return partial(dataset_rows, dataset, data.columns)
+    if data.source == "jsonl":
+        return partial(jsonl_rows, _files(data, base, JSONL_ENDINGS))
+    return partial(parquet_rows, _files(data, base, PARQUET_ENDINGS), data.columns)
 
 
 def _prose(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:

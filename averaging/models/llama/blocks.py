@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from averaging.models.attention import Attention, causal_attention
+from averaging.models.attention import Attention, Documents, causal_attention, isolated_attention
 from averaging.models.family import Blocks, Drop, LayerCache, Split
 from averaging.models.llama.config import LlamaConfig
 
@@ -40,10 +40,12 @@ def rotation_table(config: LlamaConfig) -> torch.Tensor:
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
-def rotate(x_BTHE: torch.Tensor, table_TE2: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head against each other (the Llama layout), in float32; the result has the type of x."""
-    num_tokens = x_BTHE.shape[1]
-    cos, sin = table_TE2[:num_tokens, None, :, 0], table_TE2[:num_tokens, None, :, 1]
+def rotate(x_BTHE: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotate the two halves of each head against each other (the Llama layout), in float32; the result has the type of x. The table
+    has a row for each position, (T, E / 2, 2), or for each token, (B, T, E / 2, 2).
+    """
+    rows = table[: x_BTHE.shape[1]] if table.dim() == 3 else table
+    cos, sin = rows[..., None, :, 0], rows[..., None, :, 1]
     first, second = x_BTHE.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHE.dtype)
 
@@ -66,9 +68,15 @@ class Layer(nn.Module):
         self.w_up = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.w_down = nn.Linear(config.ffn_dim, config.dim, bias=False)
 
-    def forward(self, x_BTD: torch.Tensor, table: torch.Tensor, drop: Drop | None = None) -> torch.Tensor:
-        """(B, T, D) to (B, T, D), causal."""
-        attended = self.attend(self.attn_norm(x_BTD), table)
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        table: torch.Tensor,
+        drop: Drop | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
+        """(B, T, D) to (B, T, D), causal, and within `documents` if there are some. `table` then has a row for each token."""
+        attended = self.attend(self.attn_norm(x_BTD), table, documents)
         x_BTD = x_BTD + (attended if drop is None else drop(attended))
         fed = self.feed(self.ffn_norm(x_BTD))
         return x_BTD + (fed if drop is None else drop(fed))
@@ -97,14 +105,14 @@ class Layer(nn.Module):
         fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
         return fed
 
-    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Only the attention, (B, T, D) to (B, T, D), causal."""
         batch, num_tokens, _ = y_BTD.shape
         heads = (batch, num_tokens, -1, self._config.head_dim)  # as many as this process has
         q = rotate(self.wq(y_BTD).view(heads), table).transpose(1, 2)
         k = rotate(self.wk(y_BTD).view(heads), table).transpose(1, 2)
         v = self.wv(y_BTD).view(heads).transpose(1, 2)
-        mixed = self.attention(q, k, v)
+        mixed = self.attention(q, k, v) if documents is None else isolated_attention(q, k, v, documents)
         projected: torch.Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, num_tokens, -1))
         return projected
 
