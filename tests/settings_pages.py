@@ -19,6 +19,7 @@ from coordinator.policy.config import HostConfig
 from peer.settings.config import PeerConfig
 from protocol.run.manifest import RunFile
 from protocol.run.section import OneOf
+from protocol.run.source_section import SourceSection
 from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, config_class
 
 ROOT: Final = Path(__file__).parents[1]
@@ -78,6 +79,8 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in RunFile.model_fields.items():
         if name != "model":
             yield f"[{name}]", _plain(field.annotation)
+            if name == "data":
+                yield "[[data.source]]", SourceSection
             continue
         for family in FAMILIES:
             title = f"[{name}]" if family == DEFAULT_FAMILY else f'[{name}] with family = "{family}"'
@@ -88,6 +91,8 @@ def _table(first: str, model: type[BaseModel]) -> str:
     lines = [f"| {first} | default | values | meaning |", "|---|---|---|---|"]
     reported = descriptions(model)
     for name, field in model.model_fields.items():
+        if name == "sources":  # written as sections, which have a table of their own
+            continue
         cells = (f"`{name}`", _default(field), _values(field), reported.get(name, ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

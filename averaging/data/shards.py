@@ -29,11 +29,12 @@ from pydantic import (
     model_validator,
 )
 
+from averaging.data.assignment import SourceSpan
 from averaging.data.shard_form import ShardForm, TokenBytes
 from averaging.data.sources.texts import Split
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.run.data_section import MAX_SOURCES
 from protocol.run.experts_section import MAX_ROUTER_BYTES
+from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
 ShardPart = Split | Literal["start"]
@@ -159,8 +160,17 @@ class RouterEntry(_Part):
         return self
 
 
+class SourceEntry(_Part):
+    """One source of a mixture: its name, and its bytes of text; None if tokens are bytes."""
+
+    name: Annotated[str, Field(max_length=64)]
+    text_bytes: TextBytes | None = None
+
+
 class DatasetManifest(_Part):
-    """The contents of a data set. Without a tokenizer its tokens are bytes. With a router, all its text belongs to experts."""
+    """The contents of a data set. Without a tokenizer its tokens are bytes. With a router, all its text belongs to experts. With
+    sources, every shard of text belongs to one.
+    """
 
     source: str
     num_documents: Annotated[int, Field(ge=1)]
@@ -169,6 +179,16 @@ class DatasetManifest(_Part):
     tokenizer: TokenizerEntry | None = None
     text_bytes: TextBytes | None = None
     router: RouterEntry | None = None
+    sources: Annotated[list[SourceEntry], Field(max_length=MAX_SOURCES)] | None = None
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> DatasetManifest:
+        num_sources = len(self.sources or ())
+        for entry in self.shards:
+            is_of_source = bool(num_sources) and entry.split != "start"
+            if (entry.source is not None) != is_of_source or (entry.source or 0) >= max(1, num_sources):
+                raise ValueError(f"a shard of source {entry.source} in a data set of {num_sources} sources")
+        return self
 
     @model_validator(mode="after")
     def _check_forms(self) -> DatasetManifest:
@@ -247,6 +267,26 @@ class DatasetManifest(_Part):
             return 1.0
         num_bytes = {"train": text_bytes.train, "heldout": text_bytes.heldout, "prose": text_bytes.prose}
         return num_bytes[split] / num_tokens
+
+    def source_spans(self, split: Split, weights: Sequence[float]) -> tuple[SourceSpan, ...]:
+        """The places of a mixture's sources in one part, with their weights; empty without a mixture."""
+        spans, begin = list[SourceSpan](), 0
+        for source, weight in enumerate(weights) if self.sources else ():
+            stop = begin + sum(entry.num_tokens for entry in self.part(split) if entry.source == source)
+            spans.append(SourceSpan(begin, stop, weight))
+            begin = stop
+        return tuple(spans)
+
+    def mixed_bytes_per_token(self, split: Split, weights: Sequence[float]) -> float:
+        """Like `bytes_per_token`, of what is read of a part where its sources have these weights."""
+        sources, num_bytes, num_counted = self.sources or (), 0.0, 0.0
+        for source, (entry, weight) in enumerate(zip(sources, weights, strict=True) if sources else ()):
+            own = [each for each in self.part(split) if each.source == source]
+            counted = sum(each.num_tokens if each.num_counted is None else each.num_counted for each in own)
+            share = weight / max(1, sum(each.num_tokens for each in own))
+            num_counted += share * counted
+            num_bytes += share * (counted if entry.text_bytes is None else getattr(entry.text_bytes, split))
+        return num_bytes / num_counted if num_counted else self.bytes_per_token(split)
 
     @property
     def heldout_shares(self) -> tuple[float, ...]:

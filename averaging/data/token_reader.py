@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from averaging.data.assignment import SourceSpan
 from averaging.data.shard_form import ShardForm, TokenBytes
 from averaging.data.tokenizer import Bits, Tokens
 from protocol.errors import StorageError
@@ -20,6 +21,7 @@ class TokenReader:
         paths: the shards, in order.
         token_bytes: of one token.
         has_counts, has_starts: the planes that the shards have (averaging/data/shard_form.py).
+        spans: the sources of a mixture; empty for all tokens as one source.
 
     Raises:
         StorageError: a shard that has not the length of such a shard.
@@ -32,6 +34,7 @@ class TokenReader:
         *,
         has_counts: bool = False,
         has_starts: bool = False,
+        spans: Sequence[SourceSpan] = (),
     ) -> None:
         self.form = ShardForm(token_bytes, has_counts, has_starts)
         self._shards: list[Tokens] = []
@@ -39,6 +42,7 @@ class TokenReader:
         for path in paths:
             self._map(path)
         self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
+        self.spans = tuple(spans) or (SourceSpan(0, self.num_tokens, 1.0),)
 
     def _map(self, path: Path) -> None:
         num_bytes, form = path.stat().st_size, self.form

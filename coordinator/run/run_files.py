@@ -270,6 +270,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 routing=routing,
                 has_counts=data.counts_some,
                 has_starts=data.isolate,
+                source_names=data.source_names,
             )
             dataset = pack(texts, encoder, unfinished, packing, seen)
         _report_loss(encoder)
@@ -316,6 +317,7 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
     window = config.model.context_tokens + 1
     if not dataset.num_counted("train"):
         raise ConfigError("data: no token to train on counts", "answers or completions", "check data.format")
+    _check_sources(config, dataset, window)
     parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
     for part, split in parts:
         found = dataset.num_tokens(split)
@@ -325,6 +327,19 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
                 f"at least {window}, which is model.context_tokens and one more",
                 "add text, or shorten model.context_tokens",
             )
+
+
+def _check_sources(config: RunConfig, dataset: DatasetManifest, window: int) -> None:
+    """Check that each source of a mixture has at least one window of each part that is needed."""
+    parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"))
+    for part, split in parts:
+        for name, span in zip(config.data.source_names, dataset.source_spans(split, config.data.weights), strict=True):
+            if span.stop - span.begin < window:
+                raise ConfigError(
+                    f"data: the {part} text of {name} has {span.stop - span.begin} tokens",
+                    f"at least {window}, which is model.context_tokens and one more",
+                    "add text to this source, or leave it out",
+                )
 
 
 def _make_authority(folder: Path, now_unix_s: float) -> CertificateAuthority:

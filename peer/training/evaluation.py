@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from averaging.data.assignment import heldout_starts
+from averaging.data.assignment import heldout_windows
 from averaging.data.token_reader import TokenReader
 from peer.machine.device import give_back_memory, is_out_of_memory
 from peer.training.ranks.text_share import ALL_TEXT, TextShare
@@ -57,7 +57,7 @@ class Evaluation:
         Raises:
             EvaluationDoesNotFit: not even one window fits beside the model.
         """
-        starts = reader.aligned(heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, self._window), self._window)
+        starts = reader.aligned(heldout_windows(HELDOUT_WINDOWS, reader.spans, self._window), self._window)
         num_counted = reader.num_counted(starts, self._window) if reader.is_marked else 0
         while True:
             size = min(self._most_windows, micro_batch or 1)

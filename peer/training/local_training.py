@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from averaging.data.assignment import window_starts
+from averaging.data.assignment import SourceSpan, step_windows
 from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import require_llama
 from peer.machine.device import choose_device, give_back_memory, limit_memory
@@ -46,6 +46,7 @@ class Counters:
     Attributes:
         skipped_steps: steps that were not taken because their gradient was not finite. Those by which a loss scale is found do
             not count.
+        source_tokens: tokens of each source that were trained on; one source without a mixture.
     """
 
     step: int = 0
@@ -53,6 +54,7 @@ class Counters:
     tokens_trained: int = 0
     loss_nats: float | None = None
     skipped_steps: int = 0
+    source_tokens: tuple[int, ...] = (0,)
 
     @property
     def tokens_ready(self) -> int:
@@ -68,14 +70,22 @@ def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
 
 
 def _readers(
-    plan: TrainingPlan, shards: Sequence[Path], of_experts: Sequence[Sequence[Path]]
+    plan: TrainingPlan,
+    shards: Sequence[Path],
+    of_experts: Sequence[Sequence[Path]],
+    spans: Sequence[SourceSpan],
 ) -> dict[int | None, TokenReader]:
     """A text reader for each expert. Without experts, or if all of them train on all of the text, one reader under None."""
     if of_experts:
         pairs = zip(plan.experts, of_experts, strict=True)
         return {expert: plan.reader(own) for expert, own in pairs}
-    whole = plan.reader(shards)
+    whole = plan.reader(shards, spans)
     return dict.fromkeys(plan.experts or (None,), whole)
+
+
+def _read_more(before: tuple[int, ...], sources: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """The tokens of each source after a step with windows of these sources."""
+    return tuple(count + tokens * sources.count(source) for source, count in enumerate(before))
 
 
 def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
@@ -126,8 +136,8 @@ class LocalTrainer:
         self._window = plan.model.context_tokens + 1
         self.bridge = Bridge(self._device)
         self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
-        self._train = _readers(plan, plan.train_shards, plan.expert_shards)
-        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
+        self._train = _readers(plan, plan.train_shards, plan.expert_shards, plan.train_spans)
+        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)
         self._prose = plan.reader(plan.prose_shards)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
@@ -136,7 +146,8 @@ class LocalTrainer:
         self.moments = KeptMoments(kept, self._replica.optimizer, layout, plan.moments_within_tokens)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self._own_sequences, plan.micro_batch) if plan.micro_batch else 0
-        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
+        no_tokens = (0,) * max(1, len(plan.train_spans))
+        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas), source_tokens=no_tokens)
 
     @property
     def sequences_per_step(self) -> int:
@@ -195,10 +206,8 @@ class LocalTrainer:
         plan, counters, replica, window = self.plan, self.counters, self._replica, self._window
         expert = expert_of_step(plan.experts, counters.step, plan.stride)
         reader = self._train[expert]
-        starts = reader.aligned(
-            window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window),
-            window,
-        )
+        windows = step_windows(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.spans, window)
+        starts = reader.aligned(windows.starts, window)
         num_counted = reader.num_counted(starts, window) if reader.is_marked else None
         if num_counted == 0:  # nothing to learn in these windows
             self.counters = replace(counters, step=counters.step + plan.stride)
@@ -235,6 +244,7 @@ class LocalTrainer:
             counters.tokens_trained + num_tokens,
             total,
             counters.skipped_steps,
+            _read_more(counters.source_tokens, windows.sources, plan.model.context_tokens),
         )
         return self.counters
 

@@ -21,6 +21,7 @@ from averaging.data.shards import (
     DatasetManifest,
     RouterEntry,
     ShardEntry,
+    SourceEntry,
     TextBytes,
     TokenizerEntry,
     write_whole,
@@ -130,7 +131,7 @@ class Packing:
         routing: the experts of each document; None in a run without experts.
         has_counts: whether only some tokens count, so that shards say which.
         has_starts: whether shards say where documents begin.
-        num_sources: of a mixture, each of which has shards of its own; 1 for no mixture.
+        source_names: of a mixture, each of which has shards of its own; empty for no mixture.
     """
 
     shard_bytes: int
@@ -140,12 +141,12 @@ class Packing:
     routing: Routing | None = None
     has_counts: bool = False
     has_starts: bool = False
-    num_sources: int = 1
+    source_names: Sequence[str] = ()
 
     @property
     def sources(self) -> list[int | None]:
         """The sources whose text is packed separately. None stands for all text without a mixture."""
-        return [None] if self.num_sources == 1 else list(range(self.num_sources))
+        return list(range(len(self.source_names))) if self.source_names else [None]
 
     @property
     def experts(self) -> list[int | None]:
@@ -196,7 +197,7 @@ def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, pack
         piece = _piece(tokenizer, text, size, document, line, is_first=is_first)
         chosen: Sequence[int | None] = (None,) if routing is None else _chosen(routing, document)
         for expert in chosen:
-            part = parts[text.split, None if packing.num_sources == 1 else text.source, expert]
+            part = parts[text.split, text.source if packing.source_names else None, expert]
             part.add(piece)
             part.num_documents += text.is_last
             part.num_own += text.is_last and expert == chosen[0]
@@ -278,6 +279,7 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         tokenizer=_write_tokenizer(tokenizer, folder),
         text_bytes=_text_bytes(parts, packing.experts) if has_words else None,
         router=_write_router(packing, folder, parts, has_words=has_words),
+        sources=_sources(packing, parts, has_words=has_words),
     )
 
 
@@ -332,6 +334,15 @@ def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
     for (split, _, expert), part in parts.items():
         found[split] += part.num_text_bytes if expert in experts else 0
     return TextBytes(**found)
+
+
+def _sources(packing: Packing, parts: _Parts, *, has_words: bool) -> list[SourceEntry] | None:
+    """The sources of a mixture."""
+    entries = []
+    for number, name in enumerate(packing.source_names):
+        own = {key: part for key, part in parts.items() if key[1] == number}
+        entries.append(SourceEntry(name=name, text_bytes=_text_bytes(own, [None]) if has_words else None))
+    return entries or None
 
 
 def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:

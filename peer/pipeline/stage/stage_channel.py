@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from averaging.data.assignment import SourceSpan
 from averaging.data.shard_form import TokenBytes
 from averaging.data.shards import ShardPath
 from peer.training.plan.card_report import CardReport
@@ -55,6 +56,8 @@ class StagePlan(MachinePlan):
     heldout_shards: tuple[ShardPath, ...] = ()
     token_bytes: TokenBytes = 2
     has_counts: bool = False
+    train_spans: tuple[SourceSpan, ...] = ()
+    heldout_spans: tuple[SourceSpan, ...] = ()
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
 

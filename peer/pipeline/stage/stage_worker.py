@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from averaging.data.assignment import heldout_starts, window_starts
+from averaging.data.assignment import heldout_windows, step_windows
 from averaging.data.token_reader import TokenReader
 from peer.machine.device import card_uuid, choose_device, is_out_of_memory, limit_memory
 from peer.models.stage_model import StageDecoder
@@ -67,8 +67,13 @@ class StageWorker:
             limit_memory(self._device, plan.max_gpu_memory_bytes)
         num_elements = stage_schema(self._stages, plan.stage).num_elements
         self._vectors = SharedVectors(memory_fd, num_elements)
-        self._train = TokenReader(plan.train_shards, plan.token_bytes, has_counts=plan.has_counts)
-        self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes, has_counts=plan.has_counts)
+        self._train, self._heldout = (
+            TokenReader(shards, plan.token_bytes, has_counts=plan.has_counts, spans=spans if shards else ())
+            for shards, spans in (
+                (plan.train_shards, plan.train_spans),
+                (plan.heldout_shards, plan.heldout_spans),
+            )
+        )
         sequences = plan.inner.batch_tokens // plan.model.context_tokens
         self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
         self._sequences = sequences
@@ -241,9 +246,9 @@ class StageWorker:
         rows, reader = self._shape[0], self._train
         if number >= self._lanes.num_micro_batches:
             number, reader = number - self._lanes.num_micro_batches, self._heldout
-            starts = heldout_starts(rows * self._lanes.heldout_passes, reader.num_tokens, window)
+            starts = heldout_windows(rows * self._lanes.heldout_passes, reader.spans, window)
         else:
-            starts = window_starts(plan.seed, f"lane {lane}", step, self._sequences, reader.num_tokens, window)
+            starts = step_windows(plan.seed, f"lane {lane}", step, self._sequences, reader.spans, window).starts
         part = starts[number * rows : (number + 1) * rows]
         return text_batch(reader, part, window), reader.num_counted(starts, window) if reader.is_marked else 0
 

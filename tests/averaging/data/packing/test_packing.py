@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from averaging.data.assignment import SourceSpan
 from averaging.data.packing.packing import Packing, pack, token_bytes
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest
 from averaging.data.sources.corpus import Document, text_documents
@@ -154,3 +155,28 @@ def test_marked_documents_go_on_over_the_ends_of_shards(tmp_path: Path) -> None:
 def test_a_mask_that_is_no_part_of_its_text_is_refused(tmp_path: Path, spans: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ConfigError, match=r"line 7: a mask from .* in a text of 2 bytes"):
         _pack([Text(b"ab", "train", place="line 7", counted=spans)], tmp_path, has_counts=True)
+
+
+def test_sources_of_a_mixture_have_shards_of_their_own_one_after_another(tmp_path: Path) -> None:
+    texts = [Text(b"ab", "train"), Text(b"c", "heldout"), Text(b"defg", "train", source=1)]
+    texts.append(Text(b"h", "heldout", source=1))
+    manifest = _pack(texts, tmp_path, source_names=("one", "two"))
+    assert [(entry.split, entry.source) for entry in manifest.shards] == [
+        ("train", 0),
+        ("train", 1),
+        ("heldout", 0),
+        ("heldout", 1),
+    ]
+    assert manifest.source_spans("train", (2.0, 1.0)) == (SourceSpan(0, 3, 2.0), SourceSpan(3, 8, 1.0))
+    assert DatasetManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+    with pytest.raises(ConfigError, match=r"0 documents to train on and 0 kept for evaluation of source 2"):
+        _pack(texts[:2], tmp_path, source_names=("one", "two"))
+
+
+def test_bytes_per_token_of_a_mixture_are_those_of_what_is_read(tmp_path: Path) -> None:
+    texts = [Text(b"abcdef", "train"), Text(b"a", "heldout"), Text(b"abcd", "train", source=1)]
+    texts.append(Text(b"ab", "heldout", source=1))
+    manifest = _pack(texts, tmp_path, Wide(), source_names=("one", "two"))
+    # 7 bytes in 4 tokens, and 5 bytes in 3
+    assert manifest.mixed_bytes_per_token("train", (3.0, 1.0)) == pytest.approx(0.75 * 7 / 4 + 0.25 * 5 / 3)
+    assert manifest.mixed_bytes_per_token("prose", (3.0, 1.0)) == 1.0
