@@ -293,7 +293,7 @@ async def _train(joined: JoinedSession) -> None:
             return
         is_paused = first.is_missing or not life.controls.decision.may_compute
         held, me = joined.experts.held, life.identity.peer_id
-        reads = text_plan(membership.dataset, cache, held)
+        reads = text_plan(membership.dataset, cache, held, membership.manifest.config.data.weights)
         plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
         async with trainer_on_cards(life, membership.manifest.config, plan, whole_anchor(chains)) as trainer:
             trainer.hold(life.controls.decision.is_held)

@@ -319,6 +319,7 @@ class Worker:
             compile_note=self._trainer.compile_note,
             wire_note=self._wire_note,
             skipped_steps=counters.skipped_steps,
+            source_tokens=counters.source_tokens,
             card_report=self._trainer.card.report(self._trainer.micro_batch),
         )
         with suppress(BrokenPipeError, ConnectionResetError):  # the next look at the channel finds its end

@@ -19,6 +19,7 @@ from coordinator.policy.config import HostConfig
 from peer.settings.config import PeerConfig
 from protocol.run.manifest import RunFile
 from protocol.run.section import OneOf
+from protocol.run.source_section import SourceSection
 from protocol.tensors.model_families import DEFAULT_FAMILY, FAMILIES, FAMILY_KEY, config_class
 
 ROOT: Final = Path(__file__).parents[1]
@@ -86,6 +87,8 @@ def _sections() -> Iterator[tuple[str, type[BaseModel], frozenset[str]]]:
     for name, field in RunFile.model_fields.items():
         if name != "model":
             yield f"[{name}]", _plain(field.annotation), frozenset()
+            if name == "data":
+                yield "[[data.source]]", SourceSection, frozenset()
             continue
         yield f"[{name}]", config_class(DEFAULT_FAMILY), frozenset()
         known = frozenset(config_class(DEFAULT_FAMILY).model_fields) - {FAMILY_KEY}
@@ -102,7 +105,7 @@ def _table(first: str, model: type[BaseModel], known: Collection[str] = ()) -> s
     lines = [f"| {first} | default | values | meaning |", "|---|---|---|---|"]
     reported = descriptions(model)
     for name, field in model.model_fields.items():
-        if name in known:
+        if name in known or name == "sources":  # sources are written as sections, which have a table of their own
             continue
         cells = (f"`{name}`", _default(field), _values(field), reported.get(name, ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

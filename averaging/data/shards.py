@@ -1,6 +1,7 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that verifies everything.
 
-A shard holds tokens as little-endian uint16, or as uint32 for a large vocabulary. Given initial weights of a run are shards, too:
+A shard holds tokens as little-endian uint16, or as uint32 for a large vocabulary, and where needed bits that say which of them count
+and which begin a document (averaging/data/shard_form.py). Given initial weights of a run are shards, too:
 float32, each as long as two tokens of two bytes. Weights of a frozen base are bfloat16, each as long as one token. Text for experts
 is packed separately for each expert, and the router that selected it is a file of the data set. The data set's id is the hash of its
 manifest. So a peer with the id can check every byte from any donor.
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
-import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -29,13 +29,14 @@ from pydantic import (
     model_validator,
 )
 
+from averaging.data.assignment import SourceSpan
+from averaging.data.shard_form import ShardForm, TokenBytes
 from averaging.data.sources.texts import Split
-from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.run.experts_section import MAX_ROUTER_BYTES
+from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
-TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start", "base"]
 """Content of a shard: a part of the text, the run's initial weights, or the weights of its frozen base."""
 
@@ -89,18 +90,36 @@ class _Part(BaseModel):
 
 
 class ShardEntry(_Part):
-    """One shard: its SHA-256, its tokens, its part of the data, and its expert in a data set for experts."""
+    """One shard: its SHA-256, its tokens, its part of the data, and its expert in a data set for experts.
+
+    `num_counted` tells how many of its tokens count in a loss, None if all do. With `has_starts` it says where documents begin.
+    `source` is the number of its source in a data set of several.
+    """
 
     sha256: Hex32
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
     split: ShardPart
     token_bytes: TokenBytes = 2
     expert: Annotated[int, Field(ge=0, lt=MAX_EXPERTS)] | None = None
+    num_counted: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    has_starts: bool = False
+    source: Annotated[int, Field(ge=0, lt=MAX_SOURCES)] | None = None
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> ShardEntry:
+        if (self.num_counted or 0) > self.num_tokens:
+            raise ValueError(f"{self.num_counted} tokens that count of {self.num_tokens}")
+        return self
+
+    @property
+    def form(self) -> ShardForm:
+        """How its bytes are laid out."""
+        return ShardForm(self.token_bytes, self.num_counted is not None, self.has_starts)
 
     @property
     def num_bytes(self) -> int:
         """Length of the shard's file."""
-        return self.num_tokens * self.token_bytes
+        return self.form.num_bytes(self.num_tokens)
 
 
 class TokenizerEntry(_Part):
@@ -113,7 +132,9 @@ class TokenizerEntry(_Part):
 
 
 class TextBytes(_Part):
-    """Bytes of text in each part, counting an end mark as one. They convert losses per token to losses per byte."""
+    """Bytes of text in each part, counting an end mark as one. They convert losses per token to losses per byte. If only some
+    tokens count, these are the bytes of those.
+    """
 
     train: Annotated[int, Field(ge=1)]
     heldout: Annotated[int, Field(ge=1)]
@@ -139,8 +160,17 @@ class RouterEntry(_Part):
         return self
 
 
+class SourceEntry(_Part):
+    """One source of a mixture: its name, and its bytes of text; None if tokens are bytes."""
+
+    name: Annotated[str, Field(max_length=64)]
+    text_bytes: TextBytes | None = None
+
+
 class DatasetManifest(_Part):
-    """The contents of a data set. Without a tokenizer its tokens are bytes. With a router, all its text belongs to experts."""
+    """The contents of a data set. Without a tokenizer its tokens are bytes. With a router, all its text belongs to experts. With
+    sources, every shard of text belongs to one.
+    """
 
     source: str
     num_documents: Annotated[int, Field(ge=1)]
@@ -149,6 +179,23 @@ class DatasetManifest(_Part):
     tokenizer: TokenizerEntry | None = None
     text_bytes: TextBytes | None = None
     router: RouterEntry | None = None
+    sources: Annotated[list[SourceEntry], Field(max_length=MAX_SOURCES)] | None = None
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> DatasetManifest:
+        num_sources = len(self.sources or ())
+        for entry in self.shards:
+            is_of_source = bool(num_sources) and entry.split != "start"
+            if (entry.source is not None) != is_of_source or (entry.source or 0) >= max(1, num_sources):
+                raise ValueError(f"a shard of source {entry.source} in a data set of {num_sources} sources")
+        return self
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> DatasetManifest:
+        forms = {entry.form for entry in self.shards if entry.split != "start"}
+        if len(forms) > 1:
+            raise ValueError("shards of text of several forms: expected one")
+        return self
 
     @model_validator(mode="after")
     def _check_experts(self) -> DatasetManifest:
@@ -199,13 +246,20 @@ class DatasetManifest(_Part):
         return tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
 
     @property
+    def form(self) -> ShardForm:
+        """How the shards of text are laid out."""
+        return self.shards[0].form
+
+    @property
     def token_bytes(self) -> TokenBytes:
         """Bytes of one token in the shards of text."""
-        return self.shards[0].token_bytes
+        return self.form.token_bytes
 
     def bytes_per_token(self, split: Split, expert: int | None = None) -> float:
-        """Mean length of a token of one part, or of an expert's share of it; 1 for the byte tokenizer and for an empty part."""
-        num_tokens = self.num_tokens(split, expert)
+        """Mean length of a token that counts of one part, or of an expert's share of it; 1 for the byte tokenizer and for an empty
+        part.
+        """
+        num_tokens = self.num_counted(split, expert)
         text_bytes = self.text_bytes
         if expert is not None and self.router is not None and self.router.text_bytes is not None:
             text_bytes = self.router.text_bytes[expert]
@@ -213,6 +267,26 @@ class DatasetManifest(_Part):
             return 1.0
         num_bytes = {"train": text_bytes.train, "heldout": text_bytes.heldout, "prose": text_bytes.prose}
         return num_bytes[split] / num_tokens
+
+    def source_spans(self, split: Split, weights: Sequence[float]) -> tuple[SourceSpan, ...]:
+        """The places of a mixture's sources in one part, with their weights; empty without a mixture."""
+        spans, begin = list[SourceSpan](), 0
+        for source, weight in enumerate(weights) if self.sources else ():
+            stop = begin + sum(entry.num_tokens for entry in self.part(split) if entry.source == source)
+            spans.append(SourceSpan(begin, stop, weight))
+            begin = stop
+        return tuple(spans)
+
+    def mixed_bytes_per_token(self, split: Split, weights: Sequence[float]) -> float:
+        """Like `bytes_per_token`, of what is read of a part where its sources have these weights."""
+        sources, num_bytes, num_counted = self.sources or (), 0.0, 0.0
+        for source, (entry, weight) in enumerate(zip(sources, weights, strict=True) if sources else ()):
+            own = [each for each in self.part(split) if each.source == source]
+            counted = sum(each.num_tokens if each.num_counted is None else each.num_counted for each in own)
+            share = weight / max(1, sum(each.num_tokens for each in own))
+            num_counted += share * counted
+            num_bytes += share * (counted if entry.text_bytes is None else getattr(entry.text_bytes, split))
+        return num_bytes / num_counted if num_counted else self.bytes_per_token(split)
 
     @property
     def heldout_shares(self) -> tuple[float, ...]:
@@ -229,6 +303,11 @@ class DatasetManifest(_Part):
     def num_tokens(self, split: ShardPart, expert: int | None = None) -> int:
         """Tokens of one part, or of an expert's share of it."""
         return sum(entry.num_tokens for entry in self.part(split, expert))
+
+    def num_counted(self, split: ShardPart, expert: int | None = None) -> int:
+        """Tokens of one part that count in a loss, or of an expert's share of it."""
+        entries = self.part(split, expert)
+        return sum(entry.num_tokens if entry.num_counted is None else entry.num_counted for entry in entries)
 
 
 def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
@@ -330,64 +409,3 @@ class ShardCache:
         except OSError as error:
             raise StorageError(f"a shard cannot be written to {self._folder}: {error}", "space on the disk") from error
         self._checked.add(entry.sha256)
-
-
-class TokenReader:
-    """One part of the data set as a single long sequence of tokens, read from its shards.
-
-    A shard is open only while it is read. So the number of shards is not bound by the number of files that a process may have open,
-    and a shard that is cut or lost meanwhile is an error and no crash, as it would be of a mapped file.
-
-    Raises:
-        StorageError: a shard is not there. `read` raises it, too.
-    """
-
-    def __init__(self, paths: Sequence[Path], token_bytes: TokenBytes = 2) -> None:
-        self._paths = tuple(paths)
-        self._type = np.dtype(f"<u{token_bytes}")
-        lengths = [_length_of(path) // token_bytes for path in self._paths]
-        self._starts = np.cumsum([0, *lengths])
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens."""
-        return int(self._starts[-1])
-
-    def read(self, start: int, num_tokens: int) -> Tokens:
-        """(num_tokens,) uint16 or uint32 from `start`, across shards."""
-        tokens = np.empty(num_tokens, dtype=self._type)
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        done = 0
-        while done < num_tokens:
-            offset = start + done - int(self._starts[shard])
-            stop = min(num_tokens, done + int(self._starts[shard + 1] - self._starts[shard]) - offset)
-            _read_into(self._paths[shard], offset * self._type.itemsize, tokens[done:stop])
-            done, shard = stop, shard + 1
-        return tokens
-
-
-def _length_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise _unreadable(path, str(error.strerror)) from error
-
-
-def _read_into(path: Path, offset_bytes: int, tokens: Tokens) -> None:
-    room = tokens.view(np.uint8).data
-    try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(offset_bytes)
-            while room:
-                num_bytes = file.readinto(room)
-                if not num_bytes:
-                    raise _unreadable(path, "it ends too early")
-                room = room[num_bytes:]
-    except OSError as error:
-        raise _unreadable(path, str(error.strerror)) from error
-
-
-def _unreadable(path: Path, why: str) -> StorageError:
-    return StorageError(
-        f"{path} cannot be read ({why})", "a shard of the run's data", "start again: it is fetched anew"
-    )

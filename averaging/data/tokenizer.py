@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +18,9 @@ END: Final = 256
 
 ByteTokens: TypeAlias = npt.NDArray[np.uint16]
 Tokens: TypeAlias = npt.NDArray[np.uint16 | np.uint32]
+
+Bits: TypeAlias = npt.NDArray[np.bool_]
+"""One value for each token."""
 
 
 class EncodingError(ConfigError):
@@ -57,6 +61,17 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
+        """The tokens of a whole document, and which of them count. Special tokens in the text are encoded as such.
+
+        Args:
+            counted: the parts of the text that count, as bytes, disjoint and in order. A token counts if a part of it does.
+
+        Raises:
+            EncodingError: there is no token for a part of it.
+        """
+        ...
+
 
 class ByteTokenizer:
     """Token = byte."""
@@ -69,9 +84,24 @@ class ByteTokenizer:
         """(len(text),) uint16."""
         return encode_bytes(text)
 
+    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
+        """As `Tokenizer.encode_marked`."""
+        places = np.arange(len(text))
+        return encode_bytes(text), within(places, places + 1, counted)
+
     def decode(self, tokens: Tokens) -> str:
         """As `decode_tokens`."""
         return decode_tokens(tokens)
+
+
+def within(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> Bits:
+    """Whether each token, from `begins` to `ends`, has a part within one of these spans, which are disjoint and in order."""
+    if not spans:
+        return np.zeros(len(begins), dtype=np.bool_)
+    first, last = np.array(spans, dtype=np.int64).T
+    place = np.searchsorted(last, begins, side="right")
+    is_before_an_end = place < len(last)
+    return np.asarray(is_before_an_end & (first[np.minimum(place, len(first) - 1)] < ends), dtype=np.bool_)
 
 
 def encode_bytes(text: bytes) -> ByteTokens:

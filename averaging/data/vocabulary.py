@@ -6,7 +6,7 @@ The host and peers that show text need the tokenizers package; training only nee
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from averaging.data.end_token import EndToken, find_end, read_neighbours
 from averaging.data.shards import MAX_TOKENIZER_BYTES
 from averaging.data.sources.texts import Text, not_installed
 from averaging.data.text_cuts import keeps_tokens_when_cut, last_cut
-from averaging.data.tokenizer import VOCAB_SIZE, ByteTokenizer, EncodingError, Tokenizer, Tokens
+from averaging.data.tokenizer import VOCAB_SIZE, Bits, ByteTokenizer, EncodingError, Tokenizer, Tokens, within
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection
@@ -36,6 +36,7 @@ _ENCODED_BYTES: Final = 1 << 18
 """Texts that may be cut are encoded in parts of this length, because tokenizers needs much memory for each token of one call."""
 
 _SHOWN_LETTERS: Final = 40
+_MOST_REASON: Final = 200
 
 
 class FileTokenizer:
@@ -89,6 +90,27 @@ class FileTokenizer:
             begin = stop
         return np.concatenate(parts)
 
+    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
+        """As `Tokenizer.encode_marked`. The text must be UTF-8."""
+        letters = text.decode()
+        self._rules.encode_special_tokens = False
+        try:
+            found = self._rules.encode(letters, add_special_tokens=False)
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
+            self._rules.encode_special_tokens = True
+            raise self._not_encoded(text, 0, _Unsayable(str(error)[:_MOST_REASON])) from error
+        finally:
+            self._rules.encode_special_tokens = True
+        offsets = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        spans = _in_letters(text, counted)
+        return np.array(found.ids, dtype=np.uint32), within(offsets[:, 0], offsets[:, 1], spans)
+
+    def decode_marked(self, tokens: Tokens) -> str:
+        """The text of tokens of `encode_marked`, with special tokens by their names."""
+        return str(self._rules.decode(tokens.tolist(), skip_special_tokens=False))
+
     def _part_end(self, text: bytes, begin: int) -> int:
         length = _ENCODED_BYTES
         while begin + length < len(text):
@@ -128,6 +150,17 @@ class FileTokenizer:
             else:
                 pieces[-1].append(token)
         return "\n".join(str(self._rules.decode(piece, skip_special_tokens=False)) for piece in pieces)
+
+
+def _in_letters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans of bytes of a text in UTF-8 as spans of its letters."""
+    found, letter, byte = list[tuple[int, int]](), 0, 0
+    for begin, end in spans:
+        first = letter + len(text[byte:begin].decode())
+        letter = first + len(text[begin:end].decode())
+        byte = end
+        found.append((first, letter))
+    return found
 
 
 class _Unsayable(Exception):

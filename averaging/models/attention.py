@@ -6,6 +6,7 @@ Shapes: B sequences, H heads, K key-value heads, T tokens, E values a head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import torch
@@ -60,3 +61,42 @@ class WindowedAttention:
         q, k, v = (x[:, :, each.start : each.stop] for x, each in ((q_BHTE, own), (k_BKTE, seen), (v_BKTE, seen)))
         is_grouped = k.shape[1] < q.shape[1]
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=is_grouped)
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents that are packed together and must not see each other.
+
+    Attributes:
+        places_BT: int64, the position of each token in its document, 0 for the first.
+        sees_B1TT: bool, whether a token (row) sees another (column): earlier ones of its document, and itself.
+    """
+
+    places_BT: torch.Tensor
+    sees_B1TT: torch.Tensor
+
+    def rows_of(self, table: torch.Tensor) -> torch.Tensor:
+        """The rows of a family's table (T, ...) that belong to each token's position: (B, T, ...)."""
+        return table[self.places_BT] if len(table) else table
+
+
+def documents_of(places_BT: torch.Tensor) -> Documents:
+    """The documents of sequences whose tokens have these positions in them: a document begins at each 0."""
+    numbers_BT = (places_BT == 0).cumsum(1)
+    is_same_BTT = numbers_BT[:, :, None] == numbers_BT[:, None, :]
+    return Documents(places_BT, is_same_BTT.tril_()[:, None])
+
+
+def isolated_attention(
+    q_BHTE: torch.Tensor,
+    k_BKTE: torch.Tensor,
+    v_BKTE: torch.Tensor,
+    documents: Documents,
+    window: int | None = None,
+) -> torch.Tensor:
+    """As an `Attention`, in which a token sees its own document alone, and of it at most the last `window` tokens."""
+    sees_B1TT = documents.sees_B1TT
+    if window is not None and window < q_BHTE.shape[2]:
+        sees_B1TT = sees_B1TT & torch.ones_like(sees_B1TT[0, 0]).triu(1 - window)
+    is_grouped = k_BKTE.shape[1] < q_BHTE.shape[1]
+    return functional.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=sees_B1TT, enable_gqa=is_grouped)

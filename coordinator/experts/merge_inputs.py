@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.packing.expert_shards import expert_shards
-from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, parse_dataset
 from averaging.data.sources.texts import Split
+from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import LlamaConfig, require_llama
 from coordinator.checkpoints.checkpoint_export import Exported, ensure_free, export_tensors
 from coordinator.checkpoints.checkpoints import CheckpointManifest, stored_states, verify_checkpoint
@@ -218,7 +219,13 @@ class ExpertSample:
     def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
         cache = ShardCache(self._folder)
         entries = expert_shards(dataset, expert, split)[:MOST_SHARDS]
-        return TokenReader([cache.whole(entry) for entry in entries], dataset.token_bytes)
+        form = dataset.form
+        return TokenReader(
+            [cache.whole(entry) for entry in entries],
+            form.token_bytes,
+            has_counts=form.has_counts,
+            has_starts=form.has_starts,
+        )
 
 
 def _stacked(reader: TokenReader, starts: Sequence[int], length: int) -> torch.Tensor:

@@ -102,6 +102,7 @@ class RunPicture:
         num_forks: forks, other than the head's lineage, that may still be followed.
         min_members: how many ready peers the run starts with.
         units: the run's experts or stages (`are_stages`) with their holders; empty in a run without.
+        source_names: of a mixture's sources; empty without one.
         stage_commits: content of the stages' commits, for the stages that the host has commits of.
     """
 
@@ -125,6 +126,7 @@ class RunPicture:
     units: Sequence[UnitHolders] = ()
     are_stages: bool = False
     stage_commits: Mapping[UnitName, StageCommits] = field(default_factory=lambda: MappingProxyType({}))
+    source_names: Sequence[str] = ()
 
     @property
     def num_bans(self) -> int:
@@ -353,6 +355,16 @@ def _away(picture: RunPicture, counted: Mapping[PeerId, Counted]) -> list[PeerId
     return sorted(counted.keys() - picture.peers.keys(), key=lambda peer: (-counted[peer].tokens, peer))
 
 
+def _sources_json(picture: RunPicture) -> list[Json]:
+    """Each source of a mixture: the tokens that peers read of it since their processes started, and its share of all of them."""
+    told = [entry.report.source_tokens for entry in picture.peers.values()]
+    sums = [sum(each[place] for each in told if place < len(each)) for place in range(len(picture.source_names))]
+    return [
+        {"name": name, "tokens": tokens, "share": tokens / sum(sums) if any(sums) else None}
+        for name, tokens in zip(picture.source_names, sums, strict=True)
+    ]
+
+
 def _away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is_banned: bool) -> Json:
     """A row for a contributor that is away, with the same keys as those of the others."""
     heard_s, chosen = past.heard_s.get(peer), past.chosen.get(peer, NONE_CHOSEN)
@@ -413,6 +425,7 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "units": [_unit_json(unit) for unit in picture.units],
         "unit_bytes": _unit_bytes_json(picture.peers),
+        "sources": _sources_json(picture),
         "tokens_per_s": tokens_per_s(picture, now_s),
         "stages": [_stage_json(stage) for stage in pipeline.stages],
         "lanes": [_lane_json(lane) for lane in pipeline.lanes],

@@ -100,9 +100,8 @@ class RunTracker:
         config = run.manifest.config.run
         self._rules = RunRules(config.min_members, config.max_members, config.total_tokens)
         self._state = RunState()
-        self._reason = "the host has just started"
         self._chain: ChainLog | None = None
-        self._start_record = b""
+        self._reason, self._start_record = "the host has just started", b""
         self._peers: dict[PeerId, PeerEntry] = {}
         self.helpers: dict[PeerId, float] = {}
         self._rounds: list[TimedRound] = []
@@ -330,6 +329,7 @@ class RunTracker:
             units=self.units_held(),
             are_stages=manifest.config.stages is not None,
             stage_commits=self._units.stage_commits,
+            source_names=manifest.config.data.source_names,
         )
 
     def _reply(self, peer: PeerId, want_from_index: int) -> ReportReply:

@@ -275,7 +275,17 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 shown.add(len(text.data))
 
             encoder, texts = _checked(tokenizer, read())
-            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, base=frozen, routing=routing)
+            packing = Packing(
+                data.shard_bytes,
+                data.source,
+                source.licence,
+                start=start,
+                base=frozen,
+                routing=routing,
+                has_counts=data.counts_some,
+                has_starts=data.isolate,
+                source_names=data.source_names,
+            )
             dataset = pack(texts, encoder, unfinished, packing, seen)
         _report_loss(encoder)
         _check_enough(config, dataset)
@@ -328,6 +338,9 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
     Peers train and evaluate on such windows.
     """
     window = config.model.context_tokens + 1
+    if not dataset.num_counted("train"):
+        raise ConfigError("data: no token to train on counts", "answers or completions", "check data.format")
+    _check_sources(config, dataset, window)
     parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
     for part, split in parts:
         found = dataset.num_tokens(split)
@@ -337,6 +350,19 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
                 f"at least {window}, which is model.context_tokens and one more",
                 "add text, or shorten model.context_tokens",
             )
+
+
+def _check_sources(config: RunConfig, dataset: DatasetManifest, window: int) -> None:
+    """Check that each source of a mixture has at least one window of each part that is needed."""
+    parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"))
+    for part, split in parts:
+        for name, span in zip(config.data.source_names, dataset.source_spans(split, config.data.weights), strict=True):
+            if span.stop - span.begin < window:
+                raise ConfigError(
+                    f"data: the {part} text of {name} has {span.stop - span.begin} tokens",
+                    f"at least {window}, which is model.context_tokens and one more",
+                    "add text to this source, or leave it out",
+                )
 
 
 def _make_authority(folder: Path, now_unix_s: float) -> CertificateAuthority:

@@ -68,14 +68,14 @@ def _interval(run: RunConfig) -> str:
 def _data(run: RunConfig, data: Data) -> str:
     if data.is_packed:
         return f"{in_bytes(data.num_bytes)}, packed already"
-    if run.data.dataset.startswith(HUB_PREFIX):
-        return f"unknown until it is fetched: {run.data.dataset}"
-    if run.data.source in (
-        "parquet",
-        "hf",
-    ):  # compressed, or with other columns: the file's size says little about the text's
-        kind = "parquet" if run.data.source == "parquet" else "Arrow"
-        return f"unknown until it is packed: {in_bytes(data.num_bytes)} of {kind} files"
+    for part in run.data.parts:
+        if part.dataset.startswith(HUB_PREFIX):
+            return f"unknown until it is fetched: {part.dataset}"
+    for part in run.data.parts:
+        # compressed, or with other columns: the size of such a file says little about its text
+        if part.source in ("parquet", "hf"):
+            kind = "parquet" if part.source == "parquet" else "Arrow"
+            return f"unknown until it is packed: {in_bytes(data.num_bytes)} of {kind} files"
     return (
         f"at most about {in_bytes(packed_bytes(data.num_bytes, run.model.vocab_size))}, from {in_bytes(data.num_bytes)}"
     )

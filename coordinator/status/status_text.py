@@ -116,6 +116,13 @@ def _partial_line(row: Mapping[str, object]) -> str:
     return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {shown}"
 
 
+def _sources_line(rows: Sequence[Mapping[str, object]]) -> str:
+    """Each source's share of the text that peers have read."""
+    total = sum(_number(row, "tokens") for row in rows)
+    shares = (f"{row.get('name')} {_number(row, 'tokens') / total:.0%}" for row in rows if total)
+    return f"text read: {', '.join(shares) or 'none yet'}"
+
+
 def _bytes_line(units: Mapping[object, object]) -> str:
     """Bytes that the peers moved for each unit since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
@@ -192,6 +199,8 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     lane_names = {row.get("peer"): row.get("name") for row in peers}
     lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))
     lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])
+    if sources := rows_of(status.get("sources")):
+        lines.append(_sources_line(sources))
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
     if checkpoints:

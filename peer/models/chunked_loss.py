@@ -20,6 +20,9 @@ CARD_LOGITS: Final = 1 << 25
 
 LEAST_CHUNK_TOKENS: Final = 64
 
+NOT_COUNTED: Final = -100
+"""The target of a token that does not count in a loss, as torch's cross-entropy has it."""
+
 
 def chunk_tokens(vocab_size: int, device: torch.device) -> int:
     """Tokens whose logits are computed at a time."""
@@ -28,7 +31,12 @@ def chunk_tokens(vocab_size: int, device: torch.device) -> int:
 
 
 def chunked_cross_entropy(
-    x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor, num_tokens: int = 0
+    x_BTD: torch.Tensor,
+    head_VD: torch.Tensor,
+    targets_BT: torch.Tensor,
+    num_tokens: int = 0,
+    *,
+    num_counted: int | None = None,
 ) -> torch.Tensor:
     """The mean of -log softmax(x head^T)[target] over all tokens, in nats: a scalar of float32, or float64 where x has it.
 
@@ -37,7 +45,14 @@ def chunked_cross_entropy(
         x_BTD: the stream after the last norm, in any floating type. Products are computed in autocast's type where it is on.
         targets_BT: int64, each below V.
         num_tokens: of a chunk; 0 for `chunk_tokens`.
+        num_counted: None if all tokens count. Otherwise targets of `NOT_COUNTED` do not, and the sum of the others is divided by this
+            number of tokens: those of a whole step, of which this is a part. 0 for those that count here.
     """
+    if num_counted is not None:
+        places_N = (targets_BT.flatten() >= 0).nonzero().squeeze(1)
+        x_BTD, targets_BT = x_BTD.flatten(0, -2).index_select(0, places_N), targets_BT.flatten()[places_N]
+        share = len(places_N) / max(1, num_counted or len(places_N))
+        return chunked_cross_entropy(x_BTD, head_VD, targets_BT, num_tokens) * share
     num_tokens = num_tokens or chunk_tokens(head_VD.shape[0], x_BTD.device)
     has_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or head_VD.requires_grad)
     kind = x_BTD.device.type

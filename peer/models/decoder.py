@@ -9,10 +9,13 @@ Shapes: B sequences, T tokens, D values, V vocabulary, N values of all parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 
+from averaging.models.attention import Documents
 from averaging.models.family import LayerCall, blocks_of, call_layer, run_layers
 from peer.models.chunked_loss import chunked_cross_entropy
 from peer.models.frozen_linear import product
@@ -25,6 +28,22 @@ def in_compute_type(x: torch.Tensor) -> torch.Tensor:
     """Values in the type that autocast computes products in; as they are where autocast is off."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+@dataclass(frozen=True, slots=True)
+class LossMarks:
+    """The facts about the tokens of a batch beside their numbers.
+
+    Attributes:
+        num_counted: as of `chunked_cross_entropy`; None if all tokens count.
+        documents: those that must not see each other; None if all tokens of a sequence do.
+    """
+
+    num_counted: int | None = None
+    documents: Documents | None = None
+
+
+ALL_COUNT: Final = LossMarks()
 
 
 class Spine(nn.Module):
@@ -67,20 +86,28 @@ class Spine(nn.Module):
         y_BTD = self.hidden(arrived, *shared)
         return y_BTD if self.head_weight is None else product(y_BTD, self.head_weight)
 
-    def loss_of(self, arrived: torch.Tensor, targets_BT: torch.Tensor, *shared: object) -> torch.Tensor:
+    def loss_of(
+        self, arrived: torch.Tensor, targets_BT: torch.Tensor, *shared: object, marks: LossMarks = ALL_COUNT
+    ) -> torch.Tensor:
         """Like `run`, to the mean cross-entropy with the next tokens, in nats: a scalar. The logits never exist all together.
+
+        Args:
+            shared: as of `run`, with the batch's documents if there are some.
+            marks: which tokens count.
 
         Raises:
             LocalProtocolError: a stage without the head.
         """
         if self.head_weight is None:
             raise LocalProtocolError("a loss of a stage without head", "one of the last stage")
-        return chunked_cross_entropy(self.hidden(arrived, *shared), self.head_weight, targets_BT)
+        x_BTD = self.hidden(arrived, *shared)
+        return chunked_cross_entropy(x_BTD, self.head_weight, targets_BT, num_counted=marks.num_counted)
 
     def hidden(self, arrived: torch.Tensor, *shared: object) -> torch.Tensor:
         """Like `run`, without the head: (B, T, D). Under autocast the stream has autocast's type from its first value on."""
         x_BTD = arrived if self.embed is None else self.embed(arrived)
-        x_BTD = run_layers(self.layers_in_order(), in_compute_type(x_BTD), self.table, *shared, call=self.call)
+        table = next((each.rows_of(self.table) for each in shared if isinstance(each, Documents)), self.table)
+        x_BTD = run_layers(self.layers_in_order(), in_compute_type(x_BTD), table, *shared, call=self.call)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     @property
@@ -105,9 +132,11 @@ class Decoder(Spine):
         """(B, T) int64 to (B, T, V) logits."""
         return self.run(tokens_BT)
 
-    def loss(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def loss(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, marks: LossMarks = ALL_COUNT) -> torch.Tensor:
         """Mean cross-entropy of (B, T) int64 tokens with the next ones, in nats: a scalar."""
-        return self.loss_of(tokens_BT, targets_BT)
+        if marks.documents is None:
+            return self.loss_of(tokens_BT, targets_BT, marks=marks)
+        return self.loss_of(tokens_BT, targets_BT, None, marks.documents, marks=marks)
 
 
 def parameters_in_order(model: nn.Module, schema: TensorSchema) -> list[nn.Parameter]:

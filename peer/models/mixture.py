@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from averaging.models.attention import Documents
 from averaging.models.family import Drop
 from averaging.models.llama.blocks import Layer
 from averaging.models.llama.config import LlamaConfig
-from peer.models.decoder import Spine
+from peer.models.decoder import ALL_COUNT, LossMarks, Spine
 from protocol.errors import LocalProtocolError
 from protocol.tensors.expert_schema import MixtureConfig
 
@@ -100,7 +101,12 @@ class MixtureLayer(Layer):
         self.router = Router(len(experts), config.dim) if is_merged else None
 
     def forward(
-        self, x_BTD: torch.Tensor, table: torch.Tensor, drop: Drop | None = None, routing: Routing | None = None
+        self,
+        x_BTD: torch.Tensor,
+        table: torch.Tensor,
+        drop: Drop | None = None,
+        documents: Documents | None = None,
+        routing: Routing | None = None,
     ) -> torch.Tensor:
         """(B, T, D) to (B, T, D), causal. Without a `routing` the router chooses.
 
@@ -109,7 +115,7 @@ class MixtureLayer(Layer):
         """
         if drop is not None:
             raise LocalProtocolError("dropout in a layer with experts", "none")
-        x_BTD = x_BTD + self.attend(self.attn_norm(x_BTD), table)
+        x_BTD = x_BTD + self.attend(self.attn_norm(x_BTD), table, documents)
         return x_BTD + self._mixed(self.ffn_norm(x_BTD), routing or Routing())
 
     def _mixed(self, y_BTD: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -155,16 +161,22 @@ class MixtureDecoder(Spine):
         """
         return self.routed(tokens_BT, expert)[0]
 
-    def loss(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+    def loss(
+        self,
+        tokens_BT: torch.Tensor,
+        targets_BT: torch.Tensor,
+        expert: int | None = None,
+        marks: LossMarks = ALL_COUNT,
+    ) -> torch.Tensor:
         """Mean cross-entropy of (B, T) int64 tokens with the next ones, in nats: a scalar. Raises as `forward`."""
-        return self.loss_of(tokens_BT, targets_BT, None, Routing(expert))
+        return self.loss_of(tokens_BT, targets_BT, None, marks.documents, Routing(expert), marks=marks)
 
     def routed(
         self, tokens_BT: torch.Tensor, expert: int | None = None, top_k: int | None = None
     ) -> tuple[torch.Tensor, list[Routed]]:
         """Like `forward`, and each layer router's choice. `top_k` overrides the model's number of experts per token."""
         routing = Routing(expert, top_k)
-        return self.run(tokens_BT, None, routing), routing.chosen
+        return self.run(tokens_BT, None, None, routing), routing.chosen
 
 
 def balance_loss(chosen: Sequence[Routed], top_k: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from averaging.models.family import blocks_of
-from peer.models.decoder import Spine
+from peer.models.decoder import ALL_COUNT, LossMarks, Spine
 from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.tensors.stage_schema import StageMap
 
@@ -84,13 +84,15 @@ class StageDecoder(Spine):
         """
         return self.run(arrived, Masks(self._dropout, seed))
 
-    def loss(self, arrived: torch.Tensor, targets_BT: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    def loss(
+        self, arrived: torch.Tensor, targets_BT: torch.Tensor, seed: int = 0, marks: LossMarks = ALL_COUNT
+    ) -> torch.Tensor:
         """At the last stage: like `forward`, to the mean cross-entropy with the next tokens, in nats: a scalar.
 
         Raises:
             LocalProtocolError: another stage.
         """
-        return self.loss_of(arrived, targets_BT, Masks(self._dropout, seed))
+        return self.loss_of(arrived, targets_BT, Masks(self._dropout, seed), marks=marks)
 
     def require_input(self, arrived: torch.Tensor) -> None:
         """Check data from another peer before computing with it.

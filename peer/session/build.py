@@ -232,8 +232,11 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train") if reads_text),
         heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout") if reads_text),
         token_bytes=dataset.token_bytes,
-        train_bytes_per_token=dataset.bytes_per_token("train"),
-        heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
+        has_counts=dataset.form.has_counts,
+        train_spans=dataset.source_spans("train", config.data.weights),
+        heldout_spans=dataset.source_spans("heldout", config.data.weights),
+        train_bytes_per_token=dataset.mixed_bytes_per_token("train", config.data.weights),
+        heldout_bytes_per_token=dataset.mixed_bytes_per_token("heldout", config.data.weights),
         **_fields(machine_plan(own, membership)),
     )
 
@@ -287,8 +290,10 @@ def _fields(plan: TextPlan | MachinePlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in type(plan).model_fields}
 
 
-def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int] = ()) -> TextPlan:
-    """The text of a data set that a holder of these experts reads."""
+def text_plan(
+    dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int] = (), weights: Sequence[float] = (1.0,)
+) -> TextPlan:
+    """The text of a data set that a holder of these experts reads. `weights` are those of a mixture's sources."""
 
     def of_experts(split: Split) -> tuple[tuple[Path, ...], ...]:
         """The text of each expert held here; empty if the data set was not packed for experts."""
@@ -306,8 +311,12 @@ def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int
         prose_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("prose", first)),
         token_bytes=dataset.token_bytes,
         base_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("base")),
-        train_bytes_per_token=dataset.bytes_per_token("train"),
-        heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
+        has_counts=dataset.form.has_counts,
+        has_starts=dataset.form.has_starts,
+        train_spans=dataset.source_spans("train", weights),
+        heldout_spans=dataset.source_spans("heldout", weights),
+        train_bytes_per_token=dataset.mixed_bytes_per_token("train", weights),
+        heldout_bytes_per_token=dataset.mixed_bytes_per_token("heldout", weights),
         prose_bytes_per_token=dataset.bytes_per_token("prose", first),
         expert_shards=of_experts("train"),
         expert_heldout_shards=of_experts("heldout"),

@@ -129,6 +129,7 @@ def make_report(
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
         could_tokens_per_s=status.could_tokens_per_s,
+        source_tokens=status.source_tokens,
     )
 
 

@@ -154,6 +154,7 @@ class PeerStatus(BaseModel):
         disk_bytes: disk use of the run's folder; `disk_bound_bytes` is the limit for states, updates and log. Both exclude data.
         disk_files_bound_bytes: `disk_bound_bytes` without the log, which grows by a certificate a round.
         skipped_steps: steps of this process that were not taken, because their gradient was not finite.
+        source_tokens: of a mixture, tokens of each source, in the order of run.toml, that were trained on here; empty without one.
         compile_note: why layers run eagerly although the plan compiles them; empty if they need no reason.
         disk_free_bytes: free bytes on the disk of the state folder, of its `disk_all_bytes`; None if unknown.
         memory_bytes: resident memory of all processes of this peer.
@@ -243,6 +244,7 @@ class PeerStatus(BaseModel):
     mfu: float | None = None
     compile_note: str = ""
     skipped_steps: int = 0
+    source_tokens: tuple[int, ...] = ()
     layout: str = ""
     cards: tuple[CardStatus, ...] = ()
     download_bytes_here: int = 0

@@ -346,6 +346,7 @@ def _of_card(card: CardReport, tokens_per_s: float) -> dict[str, object]:
         "mfu": card.mfu(tokens_per_s),
         "compile_note": card.compile_note,
         "skipped_steps": card.skipped_steps,
+        "source_tokens": card.source_tokens if len(card.source_tokens) > 1 else (),
     }
 
 

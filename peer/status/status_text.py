@@ -160,6 +160,13 @@ def skipped(status: PeerStatus) -> str:
     )
 
 
+def sources_read(status: PeerStatus) -> str:
+    """Each source's share of the text that was trained on here; empty without a mixture."""
+    total = sum(status.source_tokens)
+    shares = (f"source {number}: {count / total:.0%}" for number, count in enumerate(status.source_tokens, 1) if total)
+    return ", ".join(shares)
+
+
 def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
     """Labelled rows: the work done, the resources used, and problems that the owner should know of."""
     rows = [
@@ -171,6 +178,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
             "yours",
             f"{status.tokens_trained:,} tokens trained since the start, counted in {several(status.rounds_counted, 'round')}",
         ),
+        ("sources", sources_read(status)),
         ("traffic", _traffic(status)),
         ("disk", _disk(status)),
         ("memory", in_bytes(status.memory_bytes)),

@@ -7,11 +7,12 @@ from typing import Final
 
 import torch
 
-from averaging.data.assignment import heldout_starts
-from averaging.data.shards import TokenReader
+from averaging.data.assignment import heldout_windows
+from averaging.data.token_reader import TokenReader
 from peer.machine.device import give_back_memory, is_out_of_memory
 from peer.training.ranks.text_share import ALL_TEXT, TextShare
 from peer.training.replica.replica import Replica
+from peer.training.replica.text_batches import TextBatch
 from protocol.errors import TemporaryError
 from protocol.tensors.tensor_schema import TensorSchema
 
@@ -28,8 +29,8 @@ class Evaluation:
     """Evaluates parameters that stand in for a replica's own for a moment.
 
     Args:
-        loss_of: the mean loss of (B, T + 1) int64 tokens in nats.
-        batch_of: reads (B, T + 1) tokens at these starts.
+        loss_of: the loss of a batch in nats: its mean, or its part of that of as many tokens as count.
+        batch_of: reads the windows at these starts.
         window: T + 1 tokens of a sequence.
         share: the windows that this process reads. All ranks evaluate together.
     """
@@ -37,8 +38,8 @@ class Evaluation:
     def __init__(
         self,
         replica: Replica,
-        loss_of: Callable[[torch.Tensor, int | None], torch.Tensor],
-        batch_of: Callable[[TokenReader, tuple[int, ...]], torch.Tensor],
+        loss_of: Callable[[TextBatch, int | None, int], torch.Tensor],
+        batch_of: Callable[[TokenReader, tuple[int, ...]], TextBatch],
         window: int,
         share: TextShare = ALL_TEXT,
     ) -> None:
@@ -48,7 +49,8 @@ class Evaluation:
         self._steps_aside = False
 
     def nats(self, reader: TokenReader, values: Sequence[torch.Tensor], expert: int | None, micro_batch: int) -> float:
-        """Mean loss of other parameters over the fixed held-out windows, in nats per token. The replica's own do not change.
+        """Mean loss of other parameters over the tokens that count in the fixed held-out windows, in nats per token. The replica's own
+        do not change.
 
         Args:
             values: as of `Replica.standing_in`.
@@ -57,13 +59,15 @@ class Evaluation:
         Raises:
             EvaluationDoesNotFit: not even one window fits beside the model.
         """
-        starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, self._window)
+        starts = reader.aligned(heldout_windows(HELDOUT_WINDOWS, reader.spans, self._window), self._window)
+        num_counted = reader.num_counted(starts, self._window) if reader.is_marked else 0
         while True:
             size = min(self._most_windows, micro_batch or 1)
             try:
                 with self._replica.standing_in(values, steps_aside=self._steps_aside):
                     losses = [
-                        float(self._loss_of(self._batch_of(reader, part.starts), expert)) * part.weight
+                        float(self._loss_of(self._batch_of(reader, part.starts), expert, num_counted))
+                        * part.factor(is_marked=reader.is_marked)
                         for part in self._share.parts(starts, size)
                     ]
                 return self._replica.sum_over_ranks(sum(losses))

@@ -14,8 +14,8 @@ from typing import cast
 
 import torch
 
-from averaging.data.assignment import window_starts
-from averaging.data.shards import TokenReader
+from averaging.data.assignment import SourceSpan, step_windows
+from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import require_llama
 from peer.machine.device import choose_device, give_back_memory, limit_memory
 from peer.models.adapted_decoder import adapted_decoder, base_of
@@ -36,7 +36,7 @@ from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
-from peer.training.replica.text_batches import Batches
+from peer.training.replica.text_batches import Batches, TextBatch, unread_batch
 from peer.training.training_plan import TrainingPlan
 from protocol.errors import LocalProtocolError
 
@@ -48,6 +48,7 @@ class Counters:
     Attributes:
         skipped_steps: steps that were not taken because their gradient was not finite. Those by which a loss scale is found do
             not count.
+        source_tokens: tokens of each source that were trained on; one source without a mixture.
     """
 
     step: int = 0
@@ -55,6 +56,7 @@ class Counters:
     tokens_trained: int = 0
     loss_nats: float | None = None
     skipped_steps: int = 0
+    source_tokens: tuple[int, ...] = (0,)
 
     @property
     def tokens_ready(self) -> int:
@@ -70,14 +72,22 @@ def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
 
 
 def _readers(
-    plan: TrainingPlan, shards: Sequence[Path], of_experts: Sequence[Sequence[Path]]
+    plan: TrainingPlan,
+    shards: Sequence[Path],
+    of_experts: Sequence[Sequence[Path]],
+    spans: Sequence[SourceSpan],
 ) -> dict[int | None, TokenReader]:
     """A text reader for each expert. Without experts, or if all of them train on all of the text, one reader under None."""
     if of_experts:
         pairs = zip(plan.experts, of_experts, strict=True)
-        return {expert: TokenReader(own, plan.token_bytes) for expert, own in pairs}
-    whole = TokenReader(shards, plan.token_bytes)
+        return {expert: plan.reader(own) for expert, own in pairs}
+    whole = plan.reader(shards, spans)
     return dict.fromkeys(plan.experts or (None,), whole)
+
+
+def _read_more(before: tuple[int, ...], sources: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """The tokens of each source after a step with windows of these sources."""
+    return tuple(count + tokens * sources.count(source) for source, count in enumerate(before))
 
 
 def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
@@ -137,9 +147,9 @@ class LocalTrainer:
         self._window = plan.model.context_tokens + 1
         self.bridge = Bridge(self._device)
         self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
-        self._train = _readers(plan, plan.train_shards, plan.expert_shards)
-        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
-        self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
+        self._train = _readers(plan, plan.train_shards, plan.expert_shards, plan.train_spans)
+        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)
+        self._prose = plan.reader(plan.prose_shards)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
@@ -147,7 +157,8 @@ class LocalTrainer:
         self.moments = KeptMoments(kept, self._replica.optimizer, layout, plan.moments_within_tokens)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self._own_sequences, plan.micro_batch) if plan.micro_batch else 0
-        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
+        no_tokens = (0,) * max(1, len(plan.train_spans))
+        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas), source_tokens=no_tokens)
 
     @property
     def sequences_per_step(self) -> int:
@@ -160,10 +171,10 @@ class LocalTrainer:
 
     def find_micro_batch(self) -> int:
         """Measure how many sequences to compute at a time."""
-        expert = expert_of_step(self.plan.experts, 0)
+        expert, form = expert_of_step(self.plan.experts, 0), self.plan.form
         search = MicroBatchSearch(
             self._replica,
-            lambda tokens_BT: self._loss(tokens_BT, expert),
+            lambda tokens_BT: self._loss(unread_batch(tokens_BT, form), expert),
             sequences=self._own_sequences,
             window=self._window,
             most_bytes=self.plan.max_memory_bytes,
@@ -186,7 +197,10 @@ class LocalTrainer:
     def compile_layers(self) -> None:
         """Compile the layers for the micro-batch, if the plan says so. `compile_note` says why they run eagerly otherwise."""
         tokens_BT = torch.zeros((self.micro_batch, self._window), dtype=torch.long, device=self._device)
-        passes = (partial(self._loss, tokens_BT, expert) for expert in self.plan.experts or (None,))
+        passes = (
+            partial(self._loss, unread_batch(tokens_BT, self.plan.form), expert)
+            for expert in self.plan.experts or (None,)
+        )
         self.compile_note = self._replica.compile(passes, self._compiler) or self.compile_note
 
     def give_back_memory(self) -> None:
@@ -203,11 +217,16 @@ class LocalTrainer:
         plan, counters, replica, window = self.plan, self.counters, self._replica, self._window
         expert = expert_of_step(plan.experts, counters.step, plan.stride)
         reader = self._train[expert]
-        starts = window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window)
+        windows = step_windows(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.spans, window)
+        starts = reader.aligned(windows.starts, window)
+        num_counted = reader.num_counted(starts, window) if reader.is_marked else None
+        if num_counted == 0:  # nothing to learn in these windows
+            self.counters = replace(counters, step=counters.step + plan.stride)
+            return self.counters
         losses: list[torch.Tensor] = []
         parts = self._share.parts(starts, self.micro_batch)
         batches = self._batches.of_step(reader, [part.starts for part in parts])
-        for part, tokens_BT in zip(parts, batches, strict=True):
+        for part, batch in zip(parts, batches, strict=True):
             if losses:
                 self._run_ahead.wait()
                 if not goes_on():
@@ -215,7 +234,7 @@ class LocalTrainer:
                     replica.discard()
                     return counters
             replica.begin_pass(is_last=len(losses) == len(parts) - 1)
-            loss = self._loss(tokens_BT, expert) * part.weight
+            loss = self._loss(batch, expert, num_counted or 0) * part.factor(is_marked=reader.is_marked)
             replica.backward(loss)
             losses.append(loss.detach())
             self._run_ahead.note(losses[-1])
@@ -236,16 +255,20 @@ class LocalTrainer:
             counters.tokens_trained + num_tokens,
             total,
             counters.skipped_steps,
+            _read_more(counters.source_tokens, windows.sources, plan.model.context_tokens),
         )
         return self.counters
 
-    def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        model = self._model
-        inputs_BT, targets_BT = self._replica.cut(tokens_BT)
+    def _loss(self, batch: TextBatch, expert: int | None = None, num_counted: int = 0) -> torch.Tensor:
+        """The mean loss of a micro-batch, or its part of that of a step in which `num_counted` tokens count."""
+        model, marks = self._model, batch.marks_within(num_counted)
+        inputs_BT, targets_BT = self._replica.cut(batch.tokens_BT)
+        if batch.targets_BT is not None:
+            targets_BT = self._replica.share_of(batch.targets_BT)
         with self._replica.computing():
             if isinstance(model, MixtureDecoder):
-                return model.loss(inputs_BT, targets_BT, expert)
-            return model.loss(inputs_BT, targets_BT)
+                return model.loss(inputs_BT, targets_BT, expert, marks)
+            return model.loss(inputs_BT, targets_BT, marks)
 
     # --- between steps ---
 

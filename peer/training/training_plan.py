@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-from averaging.data.shards import ShardPath, TokenBytes
+from averaging.data.assignment import SourceSpan
+from averaging.data.shard_form import ShardForm, TokenBytes
+from averaging.data.shards import ShardPath
+from averaging.data.token_reader import TokenReader
 from peer.training.plan.card_memory_core import CardLoad, adapter_load, experts_load, whole_load
 from peer.training.plan.card_plan import CardPlan, Wishes
 from peer.training.plan.layout import Mesh
@@ -24,6 +28,9 @@ class TextPlan(BaseModel):
         train_bytes_per_token: mean length of a token, likewise the fields named so. Losses leave this process in nats per byte, so
             that they can be compared across tokenizers. For the byte tokenizer that is nats per token.
         base_shards: the frozen base's weights, in a run with an adapter.
+        has_counts: whether the shards say which tokens count in the loss.
+        has_starts: whether they say where documents begin, which then do not see each other.
+        train_spans, heldout_spans: the sources of a mixture in both parts; empty without one.
         expert_shards: the training text of each expert held here, in numeric order; `expert_heldout_shards` is its held-out text.
             Empty if every expert trains on all of the text.
         expert_heldout_bytes_per_token: mean length of a token of each expert's held-out text.
@@ -35,6 +42,10 @@ class TextPlan(BaseModel):
     heldout_shards: tuple[ShardPath, ...]
     prose_shards: tuple[ShardPath, ...] = ()
     token_bytes: TokenBytes = 2
+    has_counts: bool = False
+    has_starts: bool = False
+    train_spans: tuple[SourceSpan, ...] = ()
+    heldout_spans: tuple[SourceSpan, ...] = ()
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
     prose_bytes_per_token: float = 1.0
@@ -42,6 +53,17 @@ class TextPlan(BaseModel):
     expert_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_shards: tuple[tuple[ShardPath, ...], ...] = ()
     expert_heldout_bytes_per_token: tuple[float, ...] = ()
+
+    @property
+    def form(self) -> ShardForm:
+        """How the shards of text are laid out."""
+        return ShardForm(self.token_bytes, self.has_counts, self.has_starts)
+
+    def reader(self, shards: Sequence[Path], spans: Sequence[SourceSpan] = ()) -> TokenReader:
+        """A reader of some of these shards. Raises StorageError."""
+        return TokenReader(
+            shards, self.token_bytes, has_counts=self.has_counts, has_starts=self.has_starts, spans=spans
+        )
 
 
 class MachinePlan(BaseModel):

@@ -102,7 +102,8 @@ class Progress(_Message):
     spine, `others_ready` those of the other units. `busy_s` is the duration of the step, 0 if there was none. `card` is the UUID of
     the NVIDIA card that trains, empty for another device. `card_report` tells how it trains. `compile_note` says why layers run
     eagerly although the plan compiles them, `wire_note` why values go a slow way between the cards of one replica. `skipped_steps`
-    were not taken in this life, since their gradient was not finite.
+    were not taken in this life, since their gradient was not finite. `source_tokens` are the tokens of each source that this life
+    trained on.
     """
 
     kind: Literal["progress"] = "progress"
@@ -117,6 +118,7 @@ class Progress(_Message):
     compile_note: str = ""
     wire_note: str = ""
     skipped_steps: int = 0
+    source_tokens: tuple[int, ...] = ()
     card_report: CardReport | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final
 
 import structlog
@@ -62,7 +62,11 @@ class WorkerNotes:
         self.on_cpu_because = ""
         """Why training is on the CPU and not on the card; empty while it is where it belongs."""
 
+        self.source_tokens: tuple[int, ...] = ()
+        """Tokens of each source that were trained on."""
+
         self._skipped_before = 0
+        self._read_before: tuple[int, ...] = ()
         self._card_faults = 0
         self._card: str | None = None
 
@@ -73,7 +77,7 @@ class WorkerNotes:
 
     def added_to(self, report: CardReport | None) -> CardReport | None:
         """The report on the card with these notes, for the owner."""
-        return with_notes(report, self.compile_note, self.skipped_steps)
+        return with_notes(report, self.compile_note, self.skipped_steps, self.source_tokens)
 
     def take(self, event: Progress) -> None:
         """Note what a running process says."""
@@ -92,6 +96,8 @@ class WorkerNotes:
         if skipped > self.skipped_steps and skipped.bit_count() == 1:  # a line for the first, then ever fewer
             log.warning("step_skipped", reason="its gradient was not finite; nothing was changed", skipped=skipped)
         self.skipped_steps = skipped
+        pairs = zip_longest(self._read_before, event.source_tokens, fillvalue=0)
+        self.source_tokens = tuple(before + now for before, now in pairs)
 
     def left_card(self, *, is_on_cpu: bool) -> None:
         """The next life is without the card that failed, on others or on the CPU."""
@@ -100,7 +106,7 @@ class WorkerNotes:
 
     def died(self, cause: OutOfMemory | Failed | None) -> bool:
         """Note the end of a life. Returns whether the next one may be on another device, with a micro-batch of its own."""
-        self._skipped_before = self.skipped_steps
+        self._skipped_before, self._read_before = self.skipped_steps, self.source_tokens
         if not isinstance(cause, Failed) or not cause.is_of_card:
             return False
         self._card_faults += 1

@@ -19,6 +19,7 @@ from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, values_by_name
+from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
 MAX_CERTIFICATES: Final = 64
@@ -147,6 +148,7 @@ class PeerReport:
         lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
         could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
         double_votes: proofs that voters contradicted themselves, which this peer found or was shown.
+        source_tokens: of a mixture, tokens of each source that it trained on since its process started; empty without one.
         chosen: name and team, for display only. A received one that cannot be shown is empty.
     """
 
@@ -182,6 +184,7 @@ class PeerReport:
     could_tokens_per_s: float = 0.0
     double_votes: tuple[AckPair, ...] = ()
     chosen: ChosenName = NONE_CHOSEN
+    source_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -202,6 +205,9 @@ class PeerReport:
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
+        sizes["sources"] = len(self.source_tokens), MAX_SOURCES
+        for count in self.source_tokens:
+            require(0 <= count <= _MAX_COUNT, f"{count} tokens of a source", "0 to 2^60")
         sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
@@ -294,6 +300,7 @@ def decode_report(data: bytes) -> PeerReport:
         "revocations": tuple(body.revocations[:MAX_REVOCATIONS]),
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
+        "source_tokens": tuple(body.source_tokens[: MAX_SOURCES + 1]),
         "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
         "chosen": ChosenName(received_name(values.pop("nickname")), received_name(values.pop("team"))),
         "double_votes": tuple(AckPair(p.one, p.other) for p in body.double_votes[: MAX_DOUBLE_VOTES + 1]),

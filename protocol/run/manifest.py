@@ -23,7 +23,7 @@ from protocol.kinds.codec_table import leaves_out
 from protocol.plain_file import check_plain_file
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.run.adapter_section import AdapterSection, adapter_contradiction
-from protocol.run.data_section import DataSection
+from protocol.run.data_section import DataSection, data_contradiction
 from protocol.run.default_run import default_toml
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
 from protocol.run.host_sections import AdmissionSection, CheckpointSection
@@ -159,6 +159,7 @@ class RunConfig(Section):
             adapter_contradiction(self.adapter, self.model, numbers)
             or expert_contradiction(self.experts, self.model, numbers)
             or pipeline_contradiction(self.pipeline, self.model, self.inner, numbers)
+            or data_contradiction(self.data, run.shards)
         )
 
     def __eq__(self, other: object) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.data.assignment import window_starts
-from averaging.data.shards import TokenReader
+from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import LlamaConfig
 from peer.pipeline.stage.stage_channel import StagePlan
 from protocol.ids import RunId

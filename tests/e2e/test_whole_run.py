@@ -1,4 +1,5 @@
-"""One small run from its first peer to its end, with real processes: rows of a parquet file as tokens of a vocabulary made from them.
+"""One small run from its first peer to its end, with real processes: chats of a parquet file, whose answers count and which do not see
+each other, as tokens of a vocabulary made from them.
 A newcomer to a full run is told to come again, and one after its end that the run has ended.
 """
 
@@ -35,7 +36,9 @@ context_tokens = 32
 [data]
 source = "parquet"
 glob = "*.parquet"
-field = "body"
+format = "chat"
+chat_template = "chat.jinja"
+isolate = true
 tokenizer = "bpe"
 heldout_every = 4
 shard_bytes = 4096
@@ -49,6 +52,11 @@ longest_interval_s = 2.0
 [checkpoint]
 every_rounds = 100
 """
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}Q: {{ m.content }} {% endif %}{% endfor %}"
+)
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,10 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, forked: Forked) -> Iterator[Scene]:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    rows = [row for row in (ROOT / "README.md").read_text(encoding="utf8").split("\n\n") if row]
-    parquet.write_table(pa.table({"body": rows}), tmp_path / "rows.parquet")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    rows = [row for row in (ROOT / "README.md").read_text(encoding="utf8").split("\n\n") if len(row) > 80]
+    chats = [[{"role": "user", "content": row[:40]}, {"role": "assistant", "content": row[40:200]}] for row in rows]
+    parquet.write_table(pa.table({"messages": chats}), tmp_path / "rows.parquet")
     (tmp_path / "peer").mkdir(mode=0o700)
     (tmp_path / "peer" / "pause.json").write_text('{"until_unix_s":null}\n')
     hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)

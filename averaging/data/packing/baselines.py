@@ -64,14 +64,15 @@ class Baselines:
         self._num_bytes = self._num_compressed = 0
 
     def add(self, text: Text) -> None:
-        """Add the next piece of text."""
+        """Add the next piece of text; of a document of which only some counts, that."""
         counter = self._pairs.get(text.split)
         if counter is None:
             return
-        tokens = encode_bytes(text.data)
+        found = text.counted_data
+        tokens = encode_bytes(found)
         counter.add(np.append(tokens, np.uint16(END)) if text.is_last else tokens)
         if text.split == "heldout" and self._zlib_left > 0:
-            data = text.data[: self._zlib_left]
+            data = found[: self._zlib_left]
             self._zlib_left -= len(data)
             self._num_bytes += len(data)
             self._num_compressed += len(self._zlib.compress(data))

@@ -16,19 +16,19 @@ import numpy as np
 
 from averaging.data.packing.base_shards import BaseWeights, write_base
 from averaging.data.packing.document_routing import Routing
+from averaging.data.shard_form import TokenBytes, packed_shard
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
     RouterEntry,
     ShardEntry,
-    ShardPart,
+    SourceEntry,
     TextBytes,
-    TokenBytes,
     TokenizerEntry,
     write_whole,
 )
 from averaging.data.sources.texts import Split, Text
-from averaging.data.tokenizer import EncodingError, Tokenizer, Tokens
+from averaging.data.tokenizer import Bits, EncodingError, Tokenizer, Tokens
 from protocol.errors import ConfigError, StorageError
 
 _SMALL_VOCABULARY: Final = 1 << 16
@@ -49,15 +49,23 @@ def token_bytes(vocab_size: int) -> TokenBytes:
     return 2 if vocab_size <= _SMALL_VOCABULARY else 4
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens of a document, with the bytes of text that count. `counted` is None if all of them do."""
+
+    tokens: Tokens
+    counted: Bits | None
+    num_text_bytes: int
+    is_first: bool
+
+
 class _ShardWriter:
     """The shards of one part, each written when it is full."""
 
-    def __init__(
-        self, folder: Path, split: ShardPart, size: TokenBytes, shard_bytes: int, expert: int | None = None
-    ) -> None:
-        self._folder, self._split, self._size, self._expert = folder, split, size, expert
-        self._tokens_per_shard = shard_bytes // size
-        self._waiting: list[Tokens] = []
+    def __init__(self, folder: Path, part: ShardEntry, shard_bytes: int) -> None:
+        self._folder, self._part, self._form = folder, part, part.form
+        self._tokens_per_shard = self._form.most_tokens(shard_bytes)
+        self._waiting: list[tuple[Tokens, Sequence[Bits]]] = []
         self._num_waiting = 0
         self.entries: list[ShardEntry] = []
         self.num_documents = 0
@@ -65,33 +73,51 @@ class _ShardWriter:
         """Number of documents whose nearest expert this is: each document of the data set counts once."""
         self.num_text_bytes = 0
 
-    def add(self, tokens: Tokens, num_text_bytes: int) -> None:
-        self.num_text_bytes += num_text_bytes
-        self._waiting.append(tokens)
-        self._num_waiting += len(tokens)
-        if self._num_waiting >= self._tokens_per_shard:
-            rest = np.concatenate(self._waiting)
-            while len(rest) >= self._tokens_per_shard:
-                self._write(rest[: self._tokens_per_shard])
-                rest = rest[self._tokens_per_shard :]
-            self._waiting, self._num_waiting = [rest], len(rest)
+    def add(self, piece: _Piece) -> None:
+        self.num_text_bytes += piece.num_text_bytes
+        self._waiting.append((piece.tokens, self._planes(piece)))
+        self._num_waiting += len(piece.tokens)
+        while self._num_waiting >= self._tokens_per_shard:
+            tokens, planes = self._joined()
+            size = self._tokens_per_shard
+            self._write(tokens[:size], [plane[:size] for plane in planes])
+            self._waiting = [(tokens[size:], [plane[size:] for plane in planes])]
+            self._num_waiting = len(tokens) - size
 
     def finish(self) -> None:
         if self._num_waiting:
-            self._write(np.concatenate(self._waiting))
+            self._write(*self._joined())
 
-    def _write(self, tokens: Tokens) -> None:
-        data = tokens.astype(f"<u{self._size}").tobytes()
+    def _planes(self, piece: _Piece) -> list[Bits]:
+        planes = []
+        if self._form.has_counts:
+            all_count = np.ones(len(piece.tokens), dtype=np.bool_)
+            planes.append(all_count if piece.counted is None else piece.counted)
+        if self._form.has_starts:
+            begins = np.zeros(len(piece.tokens), dtype=np.bool_)
+            begins[:1] = piece.is_first
+            planes.append(begins)
+        return planes
+
+    def _joined(self) -> tuple[Tokens, list[Bits]]:
+        tokens = np.concatenate([each for each, _ in self._waiting])
+        return tokens, [
+            np.concatenate([planes[number] for _, planes in self._waiting]) for number in range(self._form.num_planes)
+        ]
+
+    def _write(self, tokens: Tokens, planes: Sequence[Bits]) -> None:
+        data = packed_shard(tokens, planes, self._form.token_bytes)
         name = sha256(data).hexdigest()
         write_whole(self._folder / name, data)
-        self.entries.append(
-            ShardEntry(
-                sha256=name, num_tokens=len(tokens), split=self._split, token_bytes=self._size, expert=self._expert
-            )
-        )
+        num_counted = int(planes[0].sum()) if self._form.has_counts else None
+        found = {"sha256": name, "num_tokens": len(tokens), "num_counted": num_counted}
+        self.entries.append(self._part.model_copy(update=found))
 
 
-_Parts = Mapping[tuple[Split, int | None], _ShardWriter]
+_Key = tuple[Split, int | None, int | None]
+"""Part of the data, source, expert."""
+
+_Parts = Mapping[_Key, _ShardWriter]
 
 
 @dataclass(frozen=True)
@@ -105,6 +131,9 @@ class Packing:
         start: bytes of the initial weights, little-endian float32; they become the last shards.
         base: the weights of the frozen base; None in a run without an adapter.
         routing: the experts of each document; None in a run without experts.
+        has_counts: whether only some tokens count, so that shards say which.
+        has_starts: whether shards say where documents begin.
+        source_names: of a mixture, each of which has shards of its own; empty for no mixture.
     """
 
     shard_bytes: int
@@ -113,6 +142,14 @@ class Packing:
     start: memoryview = NO_START
     base: BaseWeights | None = None
     routing: Routing | None = None
+    has_counts: bool = False
+    has_starts: bool = False
+    source_names: Sequence[str] = ()
+
+    @property
+    def sources(self) -> list[int | None]:
+        """The sources whose text is packed separately. None stands for all text without a mixture."""
+        return list(range(len(self.source_names))) if self.source_names else [None]
 
     @property
     def experts(self) -> list[int | None]:
@@ -155,24 +192,21 @@ def pack(
 def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen) -> _Parts:
     """Write the shards of every part, and return them in the order of the manifest."""
     size, routing = token_bytes(tokenizer.vocab_size), packing.routing
-    end = np.array([tokenizer.end], dtype=f"u{size}")
-    parts = {
-        (split, expert): _ShardWriter(folder, split, size, packing.shard_bytes, expert)
-        for split in _SPLITS
-        for expert in packing.experts
-    }
+    parts = {key: _writer(folder, packing, size, *key) for key in _keys(packing)}
     document = line = 0
+    is_first = True
     for text in texts:
         seen(text)
-        tokens = _encoded(tokenizer, text, document, line)
+        piece = _piece(tokenizer, text, size, document, line, is_first=is_first)
         chosen: Sequence[int | None] = (None,) if routing is None else _chosen(routing, document)
         for expert in chosen:
-            part = parts[text.split, expert]
-            part.add(np.append(tokens, end) if text.is_last else tokens, len(text.data) + text.is_last)
+            part = parts[text.split, text.source if packing.source_names else None, expert]
+            part.add(piece)
             part.num_documents += text.is_last
             part.num_own += text.is_last and expert == chosen[0]
         document += text.is_last
         line = 0 if text.is_last else line + text.data.count(b"\n")
+        is_first = text.is_last or (is_first and not len(piece.tokens))
     if routing is not None and document != len(routing.choices):
         raise _other_text(document, routing)
     for part in parts.values():
@@ -180,18 +214,62 @@ def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, pack
     return parts
 
 
-def _encoded(tokenizer: Tokenizer, text: Text, document: int, line: int) -> Tokens:
-    """The tokens of a piece that begins after `line` lines of its document."""
+def _keys(packing: Packing) -> list[_Key]:
+    """All parts, in the order of the manifest."""
+    return [(split, source, expert) for split in _SPLITS for source in packing.sources for expert in packing.experts]
+
+
+def _writer(
+    folder: Path, packing: Packing, size: TokenBytes, split: Split, source: int | None, expert: int | None
+) -> _ShardWriter:
+    part = ShardEntry(
+        sha256="0" * 64,
+        num_tokens=1,
+        split=split,
+        token_bytes=size,
+        expert=expert,
+        num_counted=0 if packing.has_counts else None,
+        has_starts=packing.has_starts,
+        source=source,
+    )
+    return _ShardWriter(folder, part, packing.shard_bytes)
+
+
+def _piece(tokenizer: Tokenizer, text: Text, size: TokenBytes, document: int, line: int, *, is_first: bool) -> _Piece:
+    """A piece of a document, which begins after `line` lines of it, with the end mark after its last one."""
     try:
-        return tokenizer.encode(text.data)
+        if text.counted is None:
+            tokens, counted = tokenizer.encode(text.data), None
+        else:
+            tokens, counted = tokenizer.encode_marked(text.data, _checked_spans(text))
     except EncodingError as error:
         place = text.place or f"document {document + 1}"
         raise EncodingError(error.cause, line + error.line, f"data: {place}") from error
+    num_text_bytes = len(text.data) if text.counted is None else sum(end - begin for begin, end in text.counted)
+    if text.is_last and not (counted is not None and len(tokens) and tokens[-1] == tokenizer.end):
+        tokens = np.append(tokens, np.array([tokenizer.end], dtype=f"u{size}"))
+        num_text_bytes += text.ends_counted
+        counted = None if counted is None else np.append(counted, text.ends_counted)
+    return _Piece(tokens, counted, num_text_bytes, is_first)
+
+
+def _checked_spans(text: Text) -> Sequence[tuple[int, int]]:
+    """The parts of a document that count, which are within it, disjoint and in order."""
+    spans, last = text.counted or (), 0
+    for begin, end in spans:
+        if not last <= begin < end <= len(text.data):
+            raise ConfigError(
+                f"data: {text.place}: a mask from {begin} to {end} in a text of {len(text.data)} bytes",
+                "parts of the text, one after another",
+                "mend the source",
+            )
+        last = end
+    return spans
 
 
 def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Packing) -> DatasetManifest:
     """Write everything but the text. Returns the whole data set's manifest. Raises ConfigError as `pack`."""
-    num_documents = _checked_documents(parts, packing.experts)
+    num_documents = _checked_documents(parts, packing)
     has_words = tokenizer.file is not None
     return DatasetManifest(
         source=packing.source,
@@ -205,6 +283,7 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         tokenizer=_write_tokenizer(tokenizer, folder),
         text_bytes=_text_bytes(parts, packing.experts) if has_words else None,
         router=_write_router(packing, folder, parts, has_words=has_words),
+        sources=_sources(packing, parts, has_words=has_words),
     )
 
 
@@ -233,15 +312,18 @@ def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[Shar
     return entries
 
 
-def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
-    """Number of documents for training and evaluation, each counted once. Every expert must have some of each."""
-    num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _NEEDED_SPLITS)
+def _checked_documents(parts: _Parts, packing: Packing) -> int:
+    """Number of documents for training and evaluation, each counted once. Every expert and source must have some of each."""
+    num_train, num_heldout = (
+        sum(part.num_own for key, part in parts.items() if key[0] == split) for split in _NEEDED_SPLITS
+    )
     if not num_train + num_heldout:
         raise ConfigError("data: there is no text in it", "documents with text", "check the keys of [data]")
-    for expert in experts:
-        train, heldout = (parts[split, expert].num_documents for split in _NEEDED_SPLITS)
+    for _, source, expert in [key for key in parts if key[0] == "train"]:
+        train, heldout = (parts[split, source, expert].num_documents for split in _NEEDED_SPLITS)
         if not train or not heldout:
             whose = "" if expert is None else f" for expert {expert}"
+            whose = whose if source is None else f" of source {source + 1}"
             raise ConfigError(
                 f"data: {train} documents to train on and {heldout} kept for evaluation{whose}",
                 "some of each",
@@ -252,7 +334,19 @@ def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
 
 def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
     """Bytes of text of these experts together; a document that was packed twice counts twice."""
-    return TextBytes(**{split: sum(parts[split, expert].num_text_bytes for expert in experts) for split in _SPLITS})
+    found = dict.fromkeys(_SPLITS, 0)
+    for (split, _, expert), part in parts.items():
+        found[split] += part.num_text_bytes if expert in experts else 0
+    return TextBytes(**found)
+
+
+def _sources(packing: Packing, parts: _Parts, *, has_words: bool) -> list[SourceEntry] | None:
+    """The sources of a mixture."""
+    entries = []
+    for number, name in enumerate(packing.source_names):
+        own = {key: part for key, part in parts.items() if key[1] == number}
+        entries.append(SourceEntry(name=name, text_bytes=_text_bytes(own, [None]) if has_words else None))
+    return entries or None
 
 
 def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:

@@ -7,10 +7,11 @@ some there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from averaging.data.tokenizer import Tokens
+from averaging.data.tokenizer import Bits, Tokens
 from protocol.errors import ConfigError
 
 MOST_LOST: Final = 0.1
@@ -49,8 +50,16 @@ class ReadableTokenizer(Protocol):
         """The tokens of a piece of text, without an end mark."""
         ...
 
+    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
+        """The tokens of a whole document with its special tokens, and which of them count."""
+        ...
+
     def decode(self, tokens: Tokens) -> str:
         """The text of tokens."""
+        ...
+
+    def decode_marked(self, tokens: Tokens) -> str:
+        """The text of tokens of `encode_marked`."""
         ...
 
 
@@ -86,14 +95,25 @@ class ReadBackTokenizer:
             ConfigError: a part of the text has no token, or too many letters of the texts so far were lost.
         """
         tokens = self.tokenizer.encode(text)
-        self._compare(text.decode(errors="replace"), tokens)
-        if self.num_letters >= _EARLY_LETTERS:
-            self.check()
+        self._compare(text.decode(errors="replace"), self.tokenizer.decode(self._known(tokens)))
         return tokens
 
-    def _compare(self, text: str, tokens: Tokens) -> None:
+    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
+        """As the tokenizer's. Raises as `encode`."""
+        tokens, bits = self.tokenizer.encode_marked(text, counted)
+        self._compare(text.decode(errors="replace"), self.tokenizer.decode_marked(self._known(tokens)))
+        return tokens, bits
+
+    def _known(self, tokens: Tokens) -> Tokens:
         unknown = self.tokenizer.unknown
-        back = self.tokenizer.decode(tokens if unknown is None else tokens[tokens != unknown])
+        return tokens if unknown is None else tokens[tokens != unknown]
+
+    def _compare(self, text: str, back: str) -> None:
+        self._count(text, back)
+        if self.num_letters >= _EARLY_LETTERS:
+            self.check()
+
+    def _count(self, text: str, back: str) -> None:
         self.num_letters += len(text)
         if back == text:
             return

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from pyarrow import DataType
 
 
-def check_column(place: str, kinds: Mapping[str, DataType], column: str) -> None:
-    """Reject a table without such a column of text.
+def check_column(place: str, kinds: Mapping[str, DataType], column: str, *, is_text: bool = True) -> None:
+    """Reject a table without such a column, or one that is not of text.
 
     Args:
         place: the table's name in errors.
         kinds: the types of its columns by name.
         column: the name.
+        is_text: whether it must be of text.
 
     Raises:
         ConfigError: the column is missing, or is not text.
@@ -30,7 +31,7 @@ def check_column(place: str, kinds: Mapping[str, DataType], column: str) -> None
         raise ConfigError(f"{place} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
     if is_null(kinds[column]):
         raise no_text(f"{place}, every row", column)
-    if not _is_text(kinds[column]):
+    if is_text and not _is_text(kinds[column]):
         raise ConfigError(
             f"{place}: column {column!r} holds {str(kinds[column])[:120]}",
             "strings",

@@ -8,12 +8,13 @@ would run a data set's script, or unpickle its files, are refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from averaging.data.sources.columns import check_column, text_of
+from averaging.data.sources.rows import Row
 from averaging.data.sources.texts import Text, not_installed, one_document
 from protocol.errors import ConfigError, MachineError, UnreachableError
 from protocol.plain_file import check_plain_file
@@ -81,23 +82,34 @@ def read_dataset(place: SavedDataset | HubDataset, column: str, heldout_every: i
         MachineError: it cannot be read to its end, or `datasets` is missing or of an unsafe release.
         UnreachableError: the Hub does not answer.
     """
+    for row in _rows(place, [column], is_text=True):
+        if text := text_of(row.values[column], row.place, column):
+            yield one_document(text, row.place, heldout_every)
+
+
+def dataset_rows(place: SavedDataset | HubDataset, columns: Sequence[str]) -> Iterator[Row]:
+    """These columns of every row, in order, whatever they hold. Raises as `read_dataset`."""
+    yield from _rows(place, columns, is_text=False)
+
+
+def _rows(place: SavedDataset | HubDataset, columns: Sequence[str], *, is_text: bool) -> Iterator[Row]:
     dataset = _open_saved(place) if isinstance(place, SavedDataset) else _fetch(place)
-    check_column(str(place), {field.name: field.type for field in dataset.features.arrow_schema}, column)
-    for number, value in enumerate(_values(dataset.select_columns([column]), place), 1):
-        row = f"{place} row {number}"
-        if text := text_of(value, row, column):
-            yield one_document(text, row, heldout_every)
+    kinds = {field.name: field.type for field in dataset.features.arrow_schema}
+    for column in columns:
+        check_column(str(place), kinds, column, is_text=is_text)
+    for number, values in enumerate(_values(dataset.select_columns(list(columns)), place, columns), 1):
+        yield Row(dict(zip(columns, values, strict=True)), f"{place} row {number}")
 
 
-def _values(dataset: Dataset, place: SavedDataset | HubDataset) -> Iterator[object]:
+def _values(dataset: Dataset, place: SavedDataset | HubDataset, columns: Sequence[str]) -> Iterator[tuple[object, ...]]:
     number = 0
     try:
         for batch in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
             # Mapped data is not validated by the library: an offset out of bounds would crash the process.
             batch.validate(full=True)
-            for value in batch.column(0):
+            for values in zip(*(batch.column(column) for column in columns), strict=True):
                 number += 1
-                yield value.as_py()
+                yield tuple(value.as_py() for value in values)
     except (OSError, ValueError, IndexError) as error:
         raise _damaged(f"{place} is cut off or damaged after row {number}", error) from error
 

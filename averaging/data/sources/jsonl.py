@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from averaging.data.sources.rows import Row, missing_field
 from averaging.data.sources.texts import MAX_DOCUMENT_BYTES, Text, one_document, too_long
 from protocol.errors import ConfigError, MachineError
 
@@ -28,13 +29,17 @@ def read_jsonl(paths: Sequence[Path], field: str, heldout_every: int) -> Iterato
         ConfigError: a file of another kind, or a line without such a text; names file and line.
         MachineError: a file that cannot be read to its end.
     """
+    for row in jsonl_rows(paths):
+        if text := _field(row, field):
+            yield one_document(text, row.place, heldout_every)
+
+
+def jsonl_rows(paths: Sequence[Path]) -> Iterator[Row]:
+    """The object of every line of every file, in order. Empty lines are left out. Raises as `read_jsonl`."""
     for path in paths:
         for number, line in enumerate(_lines(path), 1):
             if line.strip():
-                place = f"{path} line {number}"
-                text = _field(line, field, place)
-                if text:
-                    yield one_document(text, place, heldout_every)
+                yield _row(line, f"{path} line {number}")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -65,20 +70,24 @@ def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     return gzip.open(path, "rb")
 
 
-def _field(line: bytes, field: str, place: str) -> str:
+def _row(line: bytes, place: str) -> Row:
     try:
         # A number is no text, whatever its size; Python's whole numbers from text have a limit.
-        row = json.loads(line.decode(), parse_int=float)
+        values = json.loads(line.decode(), parse_int=float)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place} is no UTF-8", "JSON in UTF-8", "save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is no JSON", "one object a line", "check the file's kind, or mend it") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{place} is no object", f'an object such as {{"{field}": "..."}}', "mend it")
-    if field not in row:
-        known = ", ".join(list(row)[:8])[:120] or "none"
-        raise ConfigError(f"{place} has no field {field!r}; its fields: {known}", "the text there", "set data.field")
-    text = row[field]
+    if not isinstance(values, dict):
+        raise ConfigError(f"{place} is no object", 'an object such as {"text": "..."}', "mend it")
+    return Row(values, place)
+
+
+def _field(row: Row, field: str) -> str:
+    place, values = row.place, row.values
+    if field not in values:
+        raise missing_field(place, values, field)
+    text = values[field]
     if not isinstance(text, str):
         raise ConfigError(f"{place}: field {field!r} is no text", "a string", "mend it, or set data.field")
     return text

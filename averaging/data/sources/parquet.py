@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from averaging.data.sources.columns import check_column, text_of
+from averaging.data.sources.rows import Row
 from averaging.data.sources.texts import Text, not_installed, one_document
 from protocol.errors import ConfigError, MachineError
 
@@ -29,13 +30,18 @@ def read_parquet(paths: Sequence[Path], column: str, heldout_every: int) -> Iter
         MachineError: a file that cannot be read to its end, or pyarrow is missing.
     """
     for path in paths:
-        for number, value in enumerate(_values(path, column), 1):
-            place = f"{path} row {number}"
-            if text := text_of(value, place, column):
-                yield one_document(text, place, heldout_every)
+        for row in _rows(path, [column], is_text=True):
+            if text := text_of(row.values[column], row.place, column):
+                yield one_document(text, row.place, heldout_every)
 
 
-def _values(path: Path, column: str) -> Iterator[object]:
+def parquet_rows(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
+    """These columns of every row of every file, in order, whatever they hold. Raises as `read_parquet`."""
+    for path in paths:
+        yield from _rows(path, columns, is_text=False)
+
+
+def _rows(path: Path, columns: Sequence[str], *, is_text: bool) -> Iterator[Row]:
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -44,11 +50,14 @@ def _values(path: Path, column: str) -> Iterator[object]:
     try:
         _check_kind(path)
         with parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
-            check_column(str(path), {field.name: field.type for field in file.schema_arrow}, column)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[column], use_threads=False):
-                for value in batch.column(0):
+            kinds = {field.name: field.type for field in file.schema_arrow}
+            for column in columns:
+                check_column(str(path), kinds, column, is_text=is_text)
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns), use_threads=False):
+                for values in zip(*(batch.column(column) for column in columns), strict=True):
                     number += 1
-                    yield value.as_py()
+                    found = {name: value.as_py() for name, value in zip(columns, values, strict=True)}
+                    yield Row(found, f"{path} row {number}")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} row {number} is no UTF-8", "UTF-8 text", "mend the file") from error
     except (OSError, ValueError) as error:

@@ -26,12 +26,30 @@ _LONGEST_CHARACTER_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of a document. `is_last` marks the document's last piece; `place` is its name in errors, if it has one."""
+    """A piece of a document. `is_last` marks the document's last piece; `place` is its name in errors, if it has one.
+
+    `counted` are the parts that count in the loss, as bytes, disjoint and in order; None if all of it does. A document of which only
+    some counts is always whole, and special tokens that stand in it are meant as such. `source` is the number of its source.
+    """
 
     data: bytes
     split: Split
     is_last: bool = True
     place: str = field(default="", compare=False)
+    counted: tuple[tuple[int, int], ...] | None = None
+    source: int = 0
+
+    @property
+    def counted_data(self) -> bytes:
+        """The parts that count, one after another."""
+        if self.counted is None:
+            return self.data
+        return b"".join(self.data[begin:end] for begin, end in self.counted)
+
+    @property
+    def ends_counted(self) -> bool:
+        """Whether its end mark counts, which follows a last piece."""
+        return self.counted is None or (bool(self.counted) and self.counted[-1][1] == len(self.data))
 
 
 def split_by_content(data: bytes, heldout_every: int) -> Split:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from averaging.models.attention import Attention, WindowedAttention, causal_attention
+from averaging.models.attention import Attention, Documents, WindowedAttention, causal_attention, isolated_attention
 from averaging.models.family import Blocks, Drop, LayerCache, Split, Used
 from averaging.models.llama.config import DecoderConfig
 from averaging.models.llama.rotary import frequencies
@@ -55,10 +55,12 @@ def rotation_table(config: DecoderConfig) -> torch.Tensor:
     return table if factor == 1.0 else table * factor
 
 
-def rotate(x_BTHE: torch.Tensor, table_TE2: torch.Tensor) -> torch.Tensor:
-    """Rotate the two halves of each head against each other (the Llama layout), in float32; the result has the type of x."""
-    num_tokens = x_BTHE.shape[1]
-    cos, sin = table_TE2[:num_tokens, None, :, 0], table_TE2[:num_tokens, None, :, 1]
+def rotate(x_BTHE: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotate the two halves of each head against each other (the Llama layout), in float32; the result has the type of x. The table
+    has a row for each position, (T, E / 2, 2), or for each token, (B, T, E / 2, 2).
+    """
+    rows = table[: x_BTHE.shape[1]] if table.dim() == 3 else table
+    cos, sin = rows[..., None, :, 0], rows[..., None, :, 1]
     first, second = x_BTHE.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHE.dtype)
 
@@ -82,9 +84,15 @@ class Layer(nn.Module):
         self.w_up = nn.Linear(dim, config.ffn_dim, bias=False)
         self.w_down = nn.Linear(config.ffn_dim, dim, bias=False)
 
-    def forward(self, x_BTD: torch.Tensor, table: torch.Tensor, drop: Drop | None = None) -> torch.Tensor:
-        """(B, T, D) to (B, T, D), causal."""
-        x_BTD = self._added(x_BTD, self.attn_norm, partial(self.attend, table=table), drop)
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        table: torch.Tensor,
+        drop: Drop | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
+        """(B, T, D) to (B, T, D), causal, and within `documents` if there are some. `table` then has a row for each token."""
+        x_BTD = self._added(x_BTD, self.attn_norm, partial(self.attend, table=table, documents=documents), drop)
         return self._added(x_BTD, self.ffn_norm, self.feed, drop)
 
     def extend(self, x_BTD: torch.Tensor, table: torch.Tensor, cache: LayerCache) -> torch.Tensor:
@@ -97,9 +105,12 @@ class Layer(nn.Module):
         fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
         return fed
 
-    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Only the attention, (B, T, D) to (B, T, D), causal."""
-        return self._projected(self.attention(*self._heads(y_BTD, table)))
+        q, k, v = self._heads(y_BTD, table)
+        if documents is None:
+            return self._projected(self.attention(q, k, v))
+        return self._projected(isolated_attention(q, k, v, documents, self._config.window))
 
     def _added(
         self, x_BTD: torch.Tensor, norm: nn.Module, part: Callable[[torch.Tensor], torch.Tensor], drop: Drop | None

@@ -88,6 +88,8 @@ function cards() {
     ["held-out bits per byte", newest ? bits(newest.nats).toFixed(3) : "not yet"],
     ["of the last round covered", round ? (100 * round.coverage).toFixed(0) + "%" : "not yet"],
     ["since the last round", round ? span(Date.now() / 1000 - round.unix_s) : "not yet"]];
+  for (const s of now.sources || [])
+    facts.push([`of the text read is ${s.name}`, s.share == null ? "none yet" : (100 * s.share).toFixed(0) + "%"]);
   el("cards").replaceChildren(...facts.map(([name, value]) => {
     const card = make("div", null, "card");
     card.append(make("b", value), make("span", name));

@@ -5,8 +5,8 @@ Every message is checked against what this stage expects of this micro-batch: sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,6 +53,21 @@ class LaneShape:
         return Boundary(codec, direction, stage, batch, (*self.shape, self.stages.decoder.dim))
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The next tokens of a micro-batch, (B, T) int64.
+
+    Attributes:
+        targets_BT: `NOT_COUNTED` for tokens that do not count.
+        weight: of its mean loss in that of the whole step, or of the whole held-out text.
+        share: its weight as a part of all.
+    """
+
+    targets_BT: torch.Tensor
+    weight: float
+    share: float
+
+
 @dataclass(frozen=True)
 class ComputeContext:
     """The inputs for computing a stage.
@@ -62,12 +77,14 @@ class ComputeContext:
         tokens_of: maps (lane, point, number of the micro-batch) to (B, T + 1) int64, deterministically; held-out text for
             micro-batches that are only measured.
         learning_rate_of: the learning rate of an inner step.
+        targets_of: of the same micro-batch, what counts; None if all of its next tokens do.
     """
 
     form: LaneShape
     trainer_of: Callable[[int], StageTrainer]
     tokens_of: Callable[[int, Point, int], torch.Tensor]
     learning_rate_of: Callable[[Point], float]
+    targets_of: Callable[[int, Point, int], Targets] | None = None
 
 
 class LaneWork:
@@ -86,8 +103,8 @@ class LaneWork:
         self._schema = stage_schema(tools.form.stages, stage)
         self._opened: StageTrainer | None = None
         self._held: dict[tuple[int, Point, Pass], torch.Tensor] = {}
-        self._losses: list[float] = []
-        self._measured: list[float] = []
+        self._losses: list[tuple[float, float]] = []
+        self._measured: list[tuple[float, float]] = []
 
     def open(self) -> None:
         """Make the stage."""
@@ -140,25 +157,33 @@ class LaneWork:
         arrived = tokens_BT[:, :-1] if is_first and tokens_BT is not None else given_BTD
         if arrived is None:
             raise LocalProtocolError("a forward pass without activations", "those of the stage before")
-        targets_BT = tokens_BT[:, 1:] if is_last and tokens_BT is not None else None
-        share, first = 1.0 / tools.form.config.num_micro_batches, tools.form.config.num_micro_batches
+        targets = self._targets(tokens_BT, at, batch.number) if is_last and tokens_BT is not None else None
+        targets_BT, first = None if targets is None else targets.targets_BT, tools.form.config.num_micro_batches
         if batch.number >= first:
             left = passes.measured(batch, arrived, targets_BT=targets_BT)
-            if is_last:
-                self._measure(float(left), batch.number - first)
+            if targets is not None:
+                self._measure(float(left), targets.weight, batch.number - first)
             return None if is_last else left
+        share = 1.0 / first if targets is None else targets.share
         left = passes.forward(batch, arrived, targets_BT=targets_BT, share=share)
-        if not is_last:
+        if targets is None:
             return left
-        self._losses.append(float(left))
+        self._losses.append((float(left), targets.weight))
         return None
 
-    def _measure(self, nats: float, number: int) -> None:
+    def _targets(self, tokens_BT: torch.Tensor, at: Point, number: int) -> Targets:
+        tools = self._tools
+        if tools.targets_of is None:
+            return Targets(tokens_BT[:, 1:], 1.0, 1.0 / tools.form.config.num_micro_batches)
+        found = tools.targets_of(self._lane, at, number)
+        return replace(found, targets_BT=self._trainer.placed(found.targets_BT))
+
+    def _measure(self, nats: float, weight: float, number: int) -> None:
         if number == 0:
             self._measured.clear()
-        self._measured.append(nats)
+        self._measured.append((nats, weight))
         if len(self._measured) == self._tools.form.config.heldout_passes:
-            self.heldout_nats = sum(self._measured) / len(self._measured)
+            self.heldout_nats = _mean(self._measured)
 
     def square(self) -> float:
         """Squared norm of this stage's gradient."""
@@ -167,7 +192,7 @@ class LaneWork:
     def take_step(self, at: Point, whole_square: float) -> bool:
         """Take the inner step. Returns whether its tokens count."""
         if self._losses:
-            self.loss_nats = sum(self._losses) / len(self._losses)
+            self.loss_nats = _mean(self._losses)
         self._losses.clear()
         return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at))
 
@@ -192,3 +217,9 @@ class LaneWork:
     def adopt(self, anchor_N: torch.Tensor) -> None:
         """Begin the next round from these parameters."""
         self._trainer.load(anchor_N)
+
+
+def _mean(losses: Sequence[tuple[float, float]]) -> float | None:
+    """The mean by weight; None if nothing counts."""
+    weight = sum(each for _, each in losses)
+    return sum(nats * each for nats, each in losses) / weight if weight else None

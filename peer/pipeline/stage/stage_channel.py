@@ -10,7 +10,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from averaging.data.shards import ShardPath, TokenBytes
+from averaging.data.assignment import SourceSpan
+from averaging.data.shard_form import TokenBytes
+from averaging.data.shards import ShardPath
 from peer.training.plan.card_report import CardReport
 from peer.training.training_plan import MachinePlan
 from protocol.errors import LocalProtocolError
@@ -53,6 +55,9 @@ class StagePlan(MachinePlan):
     train_shards: tuple[ShardPath, ...] = ()
     heldout_shards: tuple[ShardPath, ...] = ()
     token_bytes: TokenBytes = 2
+    has_counts: bool = False
+    train_spans: tuple[SourceSpan, ...] = ()
+    heldout_spans: tuple[SourceSpan, ...] = ()
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from peer.models.decoder import ALL_COUNT, LossMarks
 from peer.models.stage_model import StageDecoder
 from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -42,6 +43,7 @@ class StagePasses:
     Args:
         most_kept: largest number of micro-batches between their passes.
         recomputes: whether forward passes are repeated at the backward pass instead of being kept.
+        counts_some: whether only some targets count; the others are `NOT_COUNTED`.
         replica: computes the model's passes.
     """
 
@@ -52,8 +54,10 @@ class StagePasses:
         *,
         most_kept: int,
         recomputes: bool = False,
+        counts_some: bool = False,
     ) -> None:
         self._model, self._replica = model, replica
+        self._marks = LossMarks(0) if counts_some else ALL_COUNT
         self._most_kept = most_kept
         self._recomputes = recomputes
         self._kept: dict[MicroBatch, Kept] = {}
@@ -111,7 +115,7 @@ class StagePasses:
         def run() -> torch.Tensor:
             with self._replica.computing():
                 given = self._with_gradient(arrived)
-                return model.loss(given, tokens_BT) if model.is_last else model(given).float().sum()
+                return model.loss(given, tokens_BT, 0, self._marks) if model.is_last else model(given).float().sum()
 
         def measure() -> torch.Tensor:
             with torch.no_grad():
@@ -157,7 +161,7 @@ class StagePasses:
         with self._replica.computing():
             seed = batch.seed(self._model.stage)
             if targets_BT is not None:
-                return self._model.loss(arrived, targets_BT, seed)
+                return self._model.loss(arrived, targets_BT, seed, self._marks)
             left: torch.Tensor = self._model(arrived, seed)
         # neighbours exchange activations and gradients in one type, whatever each of them computes in
         return left if left.dtype == torch.float64 else left.float()

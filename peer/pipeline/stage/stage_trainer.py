@@ -42,6 +42,7 @@ class StageTrainer:
         most_kept: largest number of micro-batches between their passes.
         recomputes: whether forward passes are repeated at the backward pass instead of being kept.
         plan: how the card computes.
+        counts_some: whether only some targets count.
     """
 
     def __init__(
@@ -52,10 +53,13 @@ class StageTrainer:
         most_kept: int,
         recomputes: bool = False,
         plan: CardPlan = FLOAT32,
+        counts_some: bool = False,
     ) -> None:
         self.schema = stage_schema(model.stages, model.stage)
         self.replica = Replica(model, self.schema, inner, plan)
-        self.passes = StagePasses(model, self.replica, most_kept=most_kept, recomputes=recomputes)
+        self.passes = StagePasses(
+            model, self.replica, most_kept=most_kept, recomputes=recomputes, counts_some=counts_some
+        )
         self._model, self._inner = model, inner
         self._parameters = self.replica.parameters
 

@@ -13,14 +13,13 @@ import time
 from functools import partial
 from typing import Final
 
-import numpy as np
 import torch
 
-from averaging.data.assignment import heldout_starts, window_starts
-from averaging.data.shards import TokenReader
+from averaging.data.assignment import heldout_windows, step_windows
+from averaging.data.token_reader import TokenReader
 from peer.machine.device import card_uuid, choose_device, is_out_of_memory, limit_memory
 from peer.models.stage_model import StageDecoder
-from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork, Targets
 from peer.pipeline.stage.stage_channel import FAREWELL, STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.card_at_work import CardAtWork
@@ -28,6 +27,7 @@ from peer.training.learning_rate import learning_rate_at
 from peer.training.plan.card_memory_core import stage_load
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout
+from peer.training.replica.text_batches import TextBatch, text_batch
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import RunId
@@ -67,8 +67,13 @@ class StageWorker:
             limit_memory(self._device, plan.max_gpu_memory_bytes)
         num_elements = stage_schema(self._stages, plan.stage).num_elements
         self._vectors = SharedVectors(memory_fd, num_elements)
-        self._train = TokenReader(plan.train_shards, plan.token_bytes)
-        self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
+        self._train, self._heldout = (
+            TokenReader(shards, plan.token_bytes, has_counts=plan.has_counts, spans=spans if shards else ())
+            for shards, spans in (
+                (plan.train_shards, plan.train_spans),
+                (plan.heldout_shards, plan.heldout_spans),
+            )
+        )
         sequences = plan.inner.batch_tokens // plan.model.context_tokens
         self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
         self._sequences = sequences
@@ -182,7 +187,9 @@ class StageWorker:
             plan.pipeline.backward_codec,
         )
         anchor_N = self._vectors.read(Area.IN)
-        tools = ComputeContext(form, partial(self._trainer, anchor_N), self._tokens_of, self._learning_rate)
+        targets_of = self._targets_of if plan.has_counts else None
+        trainer_of = partial(self._trainer, anchor_N)
+        tools = ComputeContext(form, trainer_of, self._tokens_of, self._learning_rate, targets_of)
         before, self._work = self._work, LaneWork(tools, order.lane, plan.stage)
         self._work.open()
         self._continue(self._work, before)
@@ -209,6 +216,7 @@ class StageWorker:
             most_kept=self._most_kept,
             recomputes=plan.pipeline.recomputes,
             plan=self.card.plan,
+            counts_some=plan.has_counts,
         )
         trainer.load(anchor_N)
         passes = trainer.passes.trial_passes(self._shape, self._device)
@@ -222,16 +230,27 @@ class StageWorker:
 
     def _tokens_of(self, lane: int, at: Point, number: int) -> torch.Tensor:
         """(B, T + 1) int64 of one micro-batch. Any peer can compute them again from the run's seed, the lane and the step."""
+        return self._text_of(lane, at, number)[0].tokens_BT
+
+    def _targets_of(self, lane: int, at: Point, number: int) -> Targets:
+        """The targets of one micro-batch, and their weight among those of its step, or of the held-out text."""
+        batch, num_counted = self._text_of(lane, at, number)
+        targets_BT = batch.tokens_BT[:, 1:] if batch.targets_BT is None else batch.targets_BT
+        weight = float((targets_BT >= 0).sum())
+        return Targets(targets_BT, weight, weight / max(1, num_counted))
+
+    def _text_of(self, lane: int, at: Point, number: int) -> tuple[TextBatch, int]:
+        """The text of one micro-batch, and how many tokens count in all micro-batches of its step."""
         plan, window = self._plan, self._plan.model.context_tokens + 1
         step = at.round * self._lanes.inner_steps + at.step
         rows, reader = self._shape[0], self._train
         if number >= self._lanes.num_micro_batches:
             number, reader = number - self._lanes.num_micro_batches, self._heldout
-            starts = heldout_starts(rows * self._lanes.heldout_passes, reader.num_tokens, window)
+            starts = heldout_windows(rows * self._lanes.heldout_passes, reader.spans, window)
         else:
-            starts = window_starts(plan.seed, f"lane {lane}", step, self._sequences, reader.num_tokens, window)
+            starts = step_windows(plan.seed, f"lane {lane}", step, self._sequences, reader.spans, window).starts
         part = starts[number * rows : (number + 1) * rows]
-        return torch.from_numpy(np.stack([reader.read(start, window) for start in part]).astype(np.int64))
+        return text_batch(reader, part, window), reader.num_counted(starts, window) if reader.is_marked else 0
 
 
 def _per_byte(nats: float | None, bytes_per_token: float) -> float | None:

@@ -45,6 +45,11 @@ function nextRound(s) {
     + (share >= 1 ? ", due" : ready && left > 0 ? `, at the latest in ${span(left)}` : "");
 }
 
+function shares(tokens) {
+  const all = tokens.reduce((sum, each) => sum + each, 0);
+  return all ? tokens.map((each, i) => `source ${i + 1}: ${(100 * each / all).toFixed(0)}%`).join(", ") : "";
+}
+
 function show(s) {
   const chosen = document.createElement("bdi");
   chosen.textContent = s.nickname;
@@ -80,6 +85,7 @@ function show(s) {
     ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
     ["how it trains", s.card_plan], ["not compiled", s.compile_note],
     ["steps skipped", s.skipped_steps ? `${big(s.skipped_steps)}, whose gradient was not finite` : ""],
+    ["text read, by source", shares(s.source_tokens)],
     ["how its cards train together", s.layout],
     ...s.cards.map((c) => [`card ${c.number}`, cardLine(c)]),
     ["card's peak that training uses", s.mfu == null ? "" : `${(100 * s.mfu).toFixed(0)}%`],

@@ -21,6 +21,7 @@ class CardReport(BaseModel):
         peak_flops: FLOP/s of the card in this precision; None if that is not known.
         compile_note: why layers run eagerly although the plan compiles them; empty if they need no reason. The daemon adds this and
             `skipped_steps`, the steps that were not taken, because their gradient was not finite.
+        source_tokens: tokens of each source that were trained on; the daemon adds them, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,14 +37,18 @@ class CardReport(BaseModel):
     peak_flops: float | None = None
     compile_note: str = ""
     skipped_steps: int = 0
+    source_tokens: tuple[int, ...] = ()
 
     def mfu(self, tokens_per_s: float) -> float | None:
         """Model FLOPs utilisation at this speed, 0 to 1; None if it is not known."""
         return utilisation(tokens_per_s, self.flops_per_token, self.peak_flops)
 
 
-def with_notes(report: CardReport | None, compile_note: str, skipped_steps: int = 0) -> CardReport | None:
+def with_notes(
+    report: CardReport | None, compile_note: str, skipped_steps: int = 0, source_tokens: tuple[int, ...] = ()
+) -> CardReport | None:
     """A report of the training process with what its daemon has noted over all of its lives; None before there is one."""
     if report is None:
         return None
-    return report.model_copy(update={"compile_note": compile_note, "skipped_steps": skipped_steps})
+    notes = {"compile_note": compile_note, "skipped_steps": skipped_steps, "source_tokens": source_tokens}
+    return report.model_copy(update=notes)

@@ -122,12 +122,9 @@ class RankedReplica(Replica):
             for top, bottom, left, right in spans_in(self._box(spec), spec.shape, low, high):
                 rows[top:bottom, left:right].mul_(share)
 
-    def cut(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Replica.cut`, of this rank's share of each sequence."""
-        inputs_BT, targets_BT = super().cut(tokens_BT)
-        if self._sequences is None:
-            return inputs_BT, targets_BT
-        return self._sequences.of(inputs_BT), self._sequences.of(targets_BT)
+    def share_of(self, rows_BT: torch.Tensor) -> torch.Tensor:
+        """As `Replica.share_of`: this rank's share of each sequence."""
+        return rows_BT if self._sequences is None else self._sequences.of(rows_BT)
 
     # --- a step ---
 

@@ -16,6 +16,12 @@ class Part:
     starts: tuple[int, ...]
     weight: float
 
+    def factor(self, *, is_marked: bool) -> float:
+        """The factor of its loss in that of the step: its share, for a loss that is a mean. If only some tokens count, the loss is
+        divided by those of the whole step already.
+        """
+        return float(self.weight > 0.0) if is_marked else self.weight
+
 
 @dataclass(frozen=True, slots=True)
 class TextShare:

@@ -79,7 +79,11 @@ class Replica:
 
     def cut(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs and targets (B, T) of windows (B, T + 1) that this process computes."""
-        return tokens_BT[:, :-1], tokens_BT[:, 1:]
+        return self.share_of(tokens_BT[:, :-1]), self.share_of(tokens_BT[:, 1:])
+
+    def share_of(self, rows_BT: torch.Tensor) -> torch.Tensor:
+        """The part of inputs or targets (B, T) that this process computes."""
+        return rows_BT
 
     def begin_pass(self, *, is_last: bool) -> None:
         """Before each forward pass of a step."""

@@ -4,7 +4,14 @@ from collections import Counter
 
 import pytest
 
-from averaging.data.assignment import heldout_starts, window_starts
+from averaging.data.assignment import (
+    SourceSpan,
+    Windows,
+    heldout_starts,
+    heldout_windows,
+    step_windows,
+    window_starts,
+)
 from protocol.errors import ConfigError
 
 
@@ -38,3 +45,43 @@ def test_a_held_out_part_shorter_than_a_window_is_refused() -> None:
     assert heldout_starts(3, 100, 100) == (0, 0, 0)
     with pytest.raises(ConfigError, match="99 held-out tokens"):
         heldout_starts(3, 99, 100)
+
+
+SPANS = (SourceSpan(0, 1_000, 3.0), SourceSpan(1_000, 1_400, 1.0))
+
+
+def test_one_source_is_read_as_a_run_without_a_mixture() -> None:
+    found = step_windows(7, "me", 5, 4, (SourceSpan(0, 999, 2.0),), 17)
+    assert found.starts == window_starts(7, "me", 5, 4, 999, 17)
+    assert found.sources == (0, 0, 0, 0)
+    assert heldout_windows(9, (SourceSpan(0, 999, 2.0),), 17) == heldout_starts(9, 999, 17)
+
+
+def test_windows_of_a_mixture_stay_within_their_source_and_come_by_its_weight() -> None:
+    counts = [0, 0]
+    for step in range(200):
+        found = step_windows(1, "me", step, 10, SPANS, 17)
+        assert found == step_windows(1, "me", step, 10, SPANS, 17)
+        for start, source in zip(found.starts, found.sources, strict=True):
+            assert SPANS[source].begin <= start <= SPANS[source].stop - 17
+            counts[source] += 1
+    assert counts == pytest.approx([1_500, 500], abs=60)
+
+
+def test_the_order_of_a_mixture_is_the_same_in_every_release() -> None:
+    assert step_windows(1, "me", 3, 6, SPANS, 17) == Windows(
+        starts=(975, 644, 114, 1300, 838, 1116), sources=(0, 0, 0, 1, 0, 1)
+    )
+
+
+def test_held_out_windows_of_a_mixture_come_by_weight_and_every_source_has_one() -> None:
+    found = heldout_windows(64, SPANS, 17)
+    assert sum(start < 1_000 for start in found) == 48
+    assert len(found) == 64
+    light = heldout_windows(8, (SPANS[0], SourceSpan(1_000, 1_400, 1e-6)), 17)
+    assert sum(start >= 1_000 for start in light) == 1
+
+
+def test_a_source_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match="10 tokens"):
+        step_windows(1, "me", 0, 4, (SPANS[0], SourceSpan(1_000, 1_010, 1.0)), 17)

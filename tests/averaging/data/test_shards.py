@@ -18,11 +18,11 @@ from averaging.data.shards import (
     ShardPath,
     TextBytes,
     TokenizerEntry,
-    TokenReader,
     parse_dataset,
 )
 from averaging.data.sources.corpus import Document
 from averaging.data.sources.texts import read_files
+from averaging.data.token_reader import TokenReader
 from averaging.data.tokenizer import ByteTokenizer, encode_document
 from protocol.errors import RemoteProtocolError, StorageError
 

@@ -8,8 +8,9 @@ import pytest
 
 from averaging.data.packing.document_router import fit_router
 from averaging.data.packing.expert_shards import expert_shards, read_router
-from averaging.data.shards import ShardCache, TokenReader
+from averaging.data.shards import ShardCache
 from averaging.data.sources.sources import open_source
+from averaging.data.token_reader import TokenReader
 from averaging.data.tokenizer import ByteTokenizer, decode_tokens
 from coordinator.run.run_files import load_run, open_run
 from coordinator.run.run_router import check_router, packed_texts, routing_of

@@ -13,6 +13,7 @@ from averaging.models.llama.config import LlamaConfig
 from peer.training import evaluation
 from peer.training.evaluation import EvaluationDoesNotFit
 from peer.training.local_training import LocalTrainer
+from peer.training.replica.text_batches import TextBatch
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.peer.pretended_card import PretendedCard
@@ -73,11 +74,11 @@ def test_windows_are_halved_until_they_fit(tmp_path: Path, monkeypatch: pytest.M
     sizes: list[int] = []
     loss = trainer._loss
 
-    def small_card(tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        sizes.append(len(tokens_BT))
-        if len(tokens_BT) > 2:
+    def small_card(batch: TextBatch, expert: int | None, num_counted: int) -> torch.Tensor:
+        sizes.append(len(batch.tokens_BT))
+        if len(batch.tokens_BT) > 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return loss(tokens_BT, expert)
+        return loss(batch, expert, num_counted)
 
     monkeypatch.setattr(trainer._evaluation, "_loss_of", small_card)
     assert trainer.evaluate(ANCHOR_N) == pytest.approx(LocalTrainer(trainer.plan).evaluate(ANCHOR_N), rel=1e-5)
@@ -89,7 +90,7 @@ def test_an_evaluation_that_fits_nowhere_says_so_and_training_goes_on(
 ) -> None:
     trainer = _trainer(tmp_path)
 
-    def full(tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+    def full(batch: TextBatch, expert: int | None, num_counted: int) -> torch.Tensor:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(trainer._evaluation, "_loss_of", full)
@@ -105,7 +106,7 @@ def test_another_error_of_an_evaluation_is_not_taken_for_memory(
 ) -> None:
     trainer = _trainer(tmp_path)
 
-    def broken(tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+    def broken(batch: TextBatch, expert: int | None, num_counted: int) -> torch.Tensor:
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(trainer._evaluation, "_loss_of", broken)

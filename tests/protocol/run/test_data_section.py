@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from protocol.run.data_section import DataSection
+from protocol.run.data_section import DataSection, data_contradiction
 
 
 def test_a_section_that_says_nothing_is_pythons_library_and_writes_only_its_first_keys() -> None:
@@ -44,3 +44,47 @@ def test_shapes_of_names_are_told_in_words() -> None:
     for values, said in (({"split": "../b"}, "the name of a split"), ({"tokenizer": "gpt2"}, "path of a tokenizer")):
         with pytest.raises(ValidationError, match=said):
             DataSection.model_validate(values)
+
+
+CHAT = {"kind": "jsonl", "glob": "*.jsonl", "format": "chat", "weight": 3.0, "name": "talk"}
+BOOKS = {"kind": "text", "glob": "*.txt"}
+
+
+def test_a_mixture_has_its_sources_as_sections_of_their_own() -> None:
+    section = DataSection.model_validate({"source": [CHAT, BOOKS], "chat_template": "t.jinja", "isolate": True})
+    assert [(part.source, part.format, part.columns) for part in section.parts] == [
+        ("jsonl", "chat", ("messages",)),
+        ("text", "text", ("text",)),
+    ]
+    assert all(part.isolate for part in section.parts)
+    assert (section.weights, section.source_names) == ((3.0, 1.0), ("talk", "source 2"))
+    assert section.counts_some
+    assert DataSection.model_validate_json(section.model_dump_json()) == section
+    plain = DataSection()
+    assert (plain.parts, plain.weights, plain.source_names, plain.counts_some) == ((plain,), (1.0,), (), False)
+
+
+@pytest.mark.parametrize(
+    ("values", "reported"),
+    [
+        ({"source": []}, "a mixture has sections"),
+        ({"source": "mixture"}, "a mixture has sections"),
+        ({"source": [CHAT, {"kind": "text"}]}, 'source 2: source = "text" needs glob'),
+        ({"source": [{**CHAT, "weight": 0.0}]}, "greater than 0"),
+        ({"source": [{**BOOKS, "format": "chat"}]}, 'format = "chat" belongs to the sources'),
+        ({"source": [CHAT], "glob": "*.txt"}, "stand in the sections"),
+        ({"source": [{**CHAT, "path": "x"}]}, "Extra inputs"),
+        ({"source": "jsonl", "glob": "*", "format": "completion", "field": "a"}, "expected none"),
+        ({"source": "jsonl", "glob": "*", "chat_template": "t"}, "belongs to format"),
+    ],
+)
+def test_sources_and_formats_that_do_not_fit_are_refused(values: dict[str, object], reported: str) -> None:
+    with pytest.raises(ValidationError, match=reported):
+        DataSection.model_validate(values)
+
+
+def test_data_that_a_kind_of_run_cannot_have_is_refused_in_a_line() -> None:
+    isolated = DataSection(isolate=True)
+    assert "expected false" in data_contradiction(isolated, "pipeline")
+    assert "expected one source" in data_contradiction(DataSection.model_validate({"source": [CHAT]}), "expert")
+    assert [data_contradiction(isolated, kind) for kind in ("data", "expert")] == ["", ""]

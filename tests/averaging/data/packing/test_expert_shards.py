@@ -13,8 +13,9 @@ from averaging.data.packing.document_router import fit_router
 from averaging.data.packing.document_routing import Routing, route_documents
 from averaging.data.packing.expert_shards import check_each_expert, expert_shards, read_router
 from averaging.data.packing.packing import Packing, pack
-from averaging.data.shards import DatasetManifest, ShardCache, TokenReader, parse_dataset
+from averaging.data.shards import DatasetManifest, ShardCache, parse_dataset
 from averaging.data.sources.texts import Text
+from averaging.data.token_reader import TokenReader
 from averaging.data.tokenizer import ByteTokenizer, encode_document
 from protocol.errors import ConfigError, RemoteProtocolError, StorageError
 from tests.averaging.data.packing.test_document_routing import CODE, PROSE

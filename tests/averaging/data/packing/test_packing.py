@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from averaging.data.assignment import SourceSpan
 from averaging.data.packing.packing import Packing, pack, token_bytes
-from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest
 from averaging.data.sources.corpus import Document, text_documents
 from averaging.data.sources.texts import Split, Text, read_files
+from averaging.data.token_reader import TokenReader
 from averaging.data.tokenizer import ByteTokenizer, EncodingError
 from protocol.errors import ConfigError, MachineError, StorageError
 
@@ -118,3 +121,62 @@ def test_text_without_a_token_is_told_with_its_file_and_line(tmp_path: Path) -> 
     texts = [Text(b"one\ntwo\n", "train", is_last=False, place="a.txt"), Text(b"three\n?", "train", place="a.txt")]
     with pytest.raises(ConfigError, match=r"data: a\.txt line 4: it has no token for '\?'"):
         _pack([Text(b"a\n", "train"), *texts], tmp_path, Narrow())
+
+
+def test_what_counts_and_where_documents_begin_is_part_of_the_shard_and_of_its_hash(tmp_path: Path) -> None:
+    texts = [Text(b"abcd", "train", counted=((1, 3),)), Text(b"ef", "train", counted=((0, 2),))]
+    texts.append(Text(b"gh", "heldout", counted=((1, 2),)))
+    manifest = _pack(texts, tmp_path / "a", has_counts=True, has_starts=True)
+    entry = manifest.part("train")[0]
+    assert (entry.num_tokens, entry.num_counted, entry.has_starts) == (8, 5, True)
+    assert (tmp_path / "a" / entry.sha256).stat().st_size == entry.num_bytes == 18
+    reader = TokenReader([tmp_path / "a" / entry.sha256], has_counts=True, has_starts=True)
+    assert reader.counted(0, 8).tolist() == [False, True, True, False, False, True, True, True], "the end of an answer"
+    assert np.flatnonzero(reader.begins(0, 8)).tolist() == [0, 5]
+    assert manifest.bytes_per_token("train") == 1.0, "of what counts"
+    other = _pack([replace(texts[0], counted=((1, 4),)), *texts[1:]], tmp_path / "b", has_counts=True, has_starts=True)
+    assert other.part("train")[0].sha256 != entry.sha256
+    assert DatasetManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+
+
+def test_marked_documents_go_on_over_the_ends_of_shards(tmp_path: Path) -> None:
+    texts = [Text(b"x" * length, "train", counted=((0, length),)) for length in (4000, 5000, 90)]
+    texts.append(Text(b"y", "heldout", counted=((0, 1),)))
+    manifest = _pack(texts, tmp_path, has_counts=True, has_starts=True)
+    entries = manifest.part("train")
+    assert len(entries) > 4
+    assert all(entry.num_bytes <= 4096 for entry in entries)
+    reader = TokenReader([tmp_path / entry.sha256 for entry in entries], has_counts=True, has_starts=True)
+    assert np.flatnonzero(reader.begins(0, reader.num_tokens)).tolist() == [0, 4001, 9002]
+    assert reader.counted(0, reader.num_tokens).all()
+
+
+@pytest.mark.parametrize("spans", [((0, 3),), ((1, 1),), ((1, 2), (0, 1)), ((-1, 1),)])
+def test_a_mask_that_is_no_part_of_its_text_is_refused(tmp_path: Path, spans: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ConfigError, match=r"line 7: a mask from .* in a text of 2 bytes"):
+        _pack([Text(b"ab", "train", place="line 7", counted=spans)], tmp_path, has_counts=True)
+
+
+def test_sources_of_a_mixture_have_shards_of_their_own_one_after_another(tmp_path: Path) -> None:
+    texts = [Text(b"ab", "train"), Text(b"c", "heldout"), Text(b"defg", "train", source=1)]
+    texts.append(Text(b"h", "heldout", source=1))
+    manifest = _pack(texts, tmp_path, source_names=("one", "two"))
+    assert [(entry.split, entry.source) for entry in manifest.shards] == [
+        ("train", 0),
+        ("train", 1),
+        ("heldout", 0),
+        ("heldout", 1),
+    ]
+    assert manifest.source_spans("train", (2.0, 1.0)) == (SourceSpan(0, 3, 2.0), SourceSpan(3, 8, 1.0))
+    assert DatasetManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+    with pytest.raises(ConfigError, match=r"0 documents to train on and 0 kept for evaluation of source 2"):
+        _pack(texts[:2], tmp_path, source_names=("one", "two"))
+
+
+def test_bytes_per_token_of_a_mixture_are_those_of_what_is_read(tmp_path: Path) -> None:
+    texts = [Text(b"abcdef", "train"), Text(b"a", "heldout"), Text(b"abcd", "train", source=1)]
+    texts.append(Text(b"ab", "heldout", source=1))
+    manifest = _pack(texts, tmp_path, Wide(), source_names=("one", "two"))
+    # 7 bytes in 4 tokens, and 5 bytes in 3
+    assert manifest.mixed_bytes_per_token("train", (3.0, 1.0)) == pytest.approx(0.75 * 7 / 4 + 0.25 * 5 / 3)
+    assert manifest.mixed_bytes_per_token("prose", (3.0, 1.0)) == 1.0

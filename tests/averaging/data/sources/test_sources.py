@@ -88,3 +88,50 @@ def test_length_of_all_files_is_known_without_reading_them(tmp_path: Path) -> No
     assert source_bytes(DataSection(), tmp_path) == read
     with pytest.raises(ConfigError, match="is not parquet by its name"):
         source_bytes(DataSection(source="parquet", glob="*.txt"), tmp_path)
+
+
+CHATS = [{"role": "user", "content": "é?"}, {"role": "assistant", "content": "yes"}]
+
+
+def test_chats_and_completions_are_read_with_what_counts_whatever_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}{% endif %}"
+    )
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": CHATS}) + "\n\n")
+    parquet.write_table(pa.table({"talk": [CHATS], "messages": ["x"]}), tmp_path / "a.parquet")
+    Dataset(pa.table({"prompt": ["ab"], "completion": ["c"], "other": [1]})).save_to_disk(tmp_path / "saved")
+    chat = {"format": "chat", "chat_template": "t.jinja"}
+    sections = [
+        DataSection(source="jsonl", glob="*.jsonl", **chat),
+        DataSection(source="parquet", glob="*.parquet", field="talk", **chat),
+        DataSection(source="hf", dataset="saved", format="completion"),
+    ]
+    found = [(text.data, text.counted) for data in sections for text in open_source(data, tmp_path).texts()]
+    assert found == [("é?|yes|".encode(), ((4, 8),))] * 2 + [(b"abc", ((2, 3),))]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"text": "a"}, "line 1 has no field 'messages'; its fields: text"),
+        ({"messages": []}, "line 1 has no messages"),
+        ({"messages": [{"role": "assistant", "content": 1}]}, "line 1: message 1: its content is a number"),
+    ],
+)
+def test_a_row_that_is_no_chat_is_named(tmp_path: Path, row: dict[str, object], problem: str) -> None:
+    (tmp_path / "t.jinja").write_text("x")
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    data = DataSection(source="jsonl", glob="*.jsonl", format="chat", chat_template="t.jinja")
+    with pytest.raises(ConfigError, match=problem):
+        list(open_source(data, tmp_path).texts())
+
+
+def test_a_mixture_reads_one_source_after_another_and_numbers_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    kinds = [{"kind": "jsonl", "glob": "*.jsonl"}, {"kind": "text", "glob": "*.txt"}]
+    data = DataSection.model_validate({"source": kinds})
+    found = [(text.data, text.source) for text in open_source(data, tmp_path).texts() if text.data]
+    assert found == [(b"a", 0), (b"b", 1), (b"c", 1)]
+    assert source_bytes(data, tmp_path) == 16

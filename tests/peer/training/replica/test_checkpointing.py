@@ -79,7 +79,7 @@ def test_a_router_that_runs_again_adds_no_choice_twice(checkpointing: Checkpoint
     model = MixtureDecoder(MODEL, MIXTURE, range(3), is_merged=True)
     model.call = checkpointed(checkpointing, call_layer)
     routing = Routing()
-    logits = model.run(torch.randint(MODEL.vocab_size, (2, 16)), None, routing)
+    logits = model.run(torch.randint(MODEL.vocab_size, (2, 16)), None, None, routing)
     (logits.square().mean() + balance_loss(routing.chosen, 1)).backward()
     assert len(routing.chosen) == MODEL.num_layers
     assert model.layers[0].router.weight.grad is not None

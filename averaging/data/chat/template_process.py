@@ -1,0 +1,160 @@
+"""A chat template, and the process that renders it (averaging/data/chat/sandbox.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from averaging.data.chat.chat_rows import MarkedText, Message
+from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
+from protocol.errors import ConfigError, MachineError
+
+RENDER_WITHIN_S: Final = 20.0
+"""For one conversation. A template takes milliseconds."""
+
+START_WITHIN_S: Final = 120.0
+
+SANDBOX_MODULE: Final = "averaging.data.chat.sandbox"
+
+_READ_BYTES: Final = 1 << 16
+_REMEDY: Final = "mend the template, or name another in data.chat_template"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A template in Jinja.
+
+    Attributes:
+        source: its text.
+        place: its name in errors.
+        variables: what it may name beside the messages: the tokenizer's special tokens.
+    """
+
+    source: str
+    place: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class TemplateProcess:
+    """Renders conversations of one template. A context manager: the process ends with the block.
+
+    Args:
+        within_s: for one conversation.
+    """
+
+    def __init__(self, template: ChatTemplate, *, within_s: float = RENDER_WITHIN_S) -> None:
+        self._template, self._within_s = template, within_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+
+    def __enter__(self) -> Self:
+        """Start it.
+
+        Raises:
+            ConfigError: the template is none.
+            MachineError: no process can be started.
+        """
+        try:
+            self._process = subprocess.Popen(
+                python_command("-m", SANDBOX_MODULE),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=CHILD_FOLDER,
+                env=child_environment(),
+            )
+        except OSError as error:
+            raise MachineError(f"no process can be started: {error.strerror}", "one for the chat template") from error
+        try:
+            self._ask(
+                {"source": self._template.source, "variables": dict(self._template.variables)}, "", START_WITHIN_S
+            )
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def marked(self, messages: Sequence[Message], place: str) -> MarkedText:
+        """The rendered conversation and its answers. `place` is the row in errors.
+
+        Raises:
+            ConfigError: the template fails, takes too long, or does not show the answers.
+        """
+        pairs = [(message.role, message.content) for message in messages]
+        answer = self._ask(pairs, f"{place}: ", self._within_s)
+        text, spans = answer.get("text"), answer.get("spans")
+        if not isinstance(text, str) or not isinstance(spans, list):
+            raise self._failed(f"{place}: ", "its process answered something else")
+        return MarkedText(text, tuple((int(begin), int(end)) for begin, end in spans))
+
+    def _ask(self, question: object, place: str, within_s: float) -> Mapping[str, object]:
+        deadline_s = time.monotonic() + within_s
+        try:
+            self._write(json.dumps(question).encode() + b"\n", deadline_s)
+            line = self._line(deadline_s)
+        except TimeoutError as error:
+            raise self._failed(place, f"it takes more than {within_s:.0f} s") from error
+        except BrokenPipeError as error:
+            raise self._failed(place, "it ended its process, perhaps for lack of memory") from error
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._failed(place, str(answer["error"]))
+        found: Mapping[str, object] = answer
+        return found
+
+    def _write(self, data: bytes, deadline_s: float) -> None:
+        """Raises TimeoutError, and BrokenPipeError where the process ended."""
+        stream = self._pipes[0]
+        os.set_blocking(stream, False)
+        while data:
+            self._wait(stream, select.POLLOUT, deadline_s)
+            data = data[os.write(stream, data[:_READ_BYTES]) :]
+
+    def _line(self, deadline_s: float) -> bytes:
+        stream, parts = self._pipes[1], [self._rest]
+        while b"\n" not in parts[-1]:
+            self._wait(stream, select.POLLIN, deadline_s)
+            part = os.read(stream, _READ_BYTES)
+            if not part:
+                raise BrokenPipeError
+            parts.append(part)
+        line, _, self._rest = b"".join(parts).partition(b"\n")
+        return line
+
+    def _wait(self, stream: int, event: int, deadline_s: float) -> None:
+        poll = select.poll()
+        poll.register(stream, event)
+        if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000.0):
+            raise TimeoutError
+
+    @property
+    def _pipes(self) -> tuple[int, int]:
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise BrokenPipeError
+        return process.stdin.fileno(), process.stdout.fileno()
+
+    def _failed(self, place: str, cause: str) -> ConfigError:
+        return ConfigError(f"{place}the chat template {self._template.place} fails: {cause}", "one that works", _REMEDY)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,57 @@
+"""The chat template of a run: the named file, or that of the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from averaging.data.chat.template_files import find_template
+from protocol.errors import ConfigError, MachineError
+from protocol.run.data_section import DataSection
+
+
+def _section(**values: object) -> DataSection:
+    return DataSection.model_validate({"source": "jsonl", "glob": "*.jsonl", "format": "chat", **values})
+
+
+def test_a_named_file_wins_over_that_of_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "A", "bos_token": {"content": "<s>"}}))
+    (tmp_path / "own.jinja").write_text("own")
+    section = _section(tokenizer="tokenizer.json")
+    assert find_template(section, tmp_path).source == "A"
+    (tmp_path / "chat_template.jinja").write_text("B")
+    found = find_template(section, tmp_path)
+    assert (found.source, found.variables) == ("B", {"bos_token": "<s>"})
+    named = section.model_copy(update={"chat_template": "own.jinja"})
+    assert find_template(named, tmp_path).source == "own"
+
+
+def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+    found = find_template(_section(tokenizer="tokenizer.json"), tmp_path)
+    assert (found.source, found.variables) == ("D", {"eos_token": "</s>"})
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, "has no chat template"),
+        ({"tokenizer": "tokenizer.json"}, "has no chat template"),
+        ({"chat_template": "binary"}, "no UTF-8"),
+        ({"chat_template": "long"}, "longer than"),
+    ],
+)
+def test_without_a_usable_template_the_run_is_refused(tmp_path: Path, values: dict[str, str], problem: str) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "long").write_bytes(b"x" * (1 << 21))
+    with pytest.raises(ConfigError, match=problem):
+        find_template(_section(**values), tmp_path)
+
+
+def test_a_named_file_that_is_gone_is_a_matter_of_this_machine(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"gone.jinja cannot be read"):
+        find_template(_section(chat_template="gone.jinja"), tmp_path)

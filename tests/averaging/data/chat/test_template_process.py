@@ -1,0 +1,83 @@
+"""Chat templates in their own process: what they render, and that they can neither reach out nor go on for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from averaging.data.chat.chat_rows import MarkedText, Message
+from averaging.data.chat.template_process import ChatTemplate, TemplateProcess
+from protocol.errors import ConfigError
+
+TALK = (Message("user", "hé"), Message("assistant", "yo"))
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TAGGED = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}</s>{% endgeneration %}{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+)
+
+
+def _rendered(source: str, within_s: float = 60.0) -> MarkedText:
+    with TemplateProcess(ChatTemplate(source, "t.jinja", {"bos_token": "<s>"}), within_s=within_s) as process:
+        return process.marked(TALK, "row 1")
+
+
+def test_without_a_tag_answers_are_found_by_their_beginnings() -> None:
+    found = _rendered(CHATML)
+    assert found.text == "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
+    assert [found.text[begin:end] for begin, end in found.counted] == ["yo<|im_end|>\n"]
+
+
+def test_a_tag_marks_what_counts_and_special_tokens_are_known() -> None:
+    assert _rendered(TAGGED) == MarkedText("<s>[hé]yo</s>", ((7, 13),)), "letters, not bytes"
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{% if", "unexpected"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ lipsum() }}", "undefined"),
+        ("{{ raise_exception('only one\nsystem message') }}", "row 1: .* fails: only one;"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 'x' * 4000000000 }}", "MemoryError"),
+        ("{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}", "more than 16,777,216 letters"),
+        ("{{ messages | length }}", "otherwise in the whole conversation"),
+    ],
+)
+def test_a_template_that_fails_or_reaches_out_is_refused_in_a_line(source: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        _rendered(source)
+    assert "\n" not in str(caught.value)
+    assert "t.jinja" in str(caught.value)
+
+
+def test_a_template_that_loops_is_ended_with_its_process() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"row 1: .*takes more than 1 s"):
+        _rendered(loop, within_s=1.0)
+    assert list(_templates_running()) == []
+
+
+def test_a_process_that_dies_is_told_in_a_line() -> None:
+    with TemplateProcess(ChatTemplate(CHATML, "t.jinja")) as process:
+        for child in _templates_running():
+            child.kill()
+            child.wait(60.0)
+        with pytest.raises(ConfigError, match="ended its process"):
+            process.marked(TALK, "row 1")
+
+
+def _templates_running() -> Iterator[psutil.Process]:
+    for child in psutil.Process().children():
+        if "averaging.data.chat.sandbox" in child.cmdline():
+            yield child
