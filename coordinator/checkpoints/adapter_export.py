@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from averaging.data.base_files import StoredAdapter, find_base
-from averaging.data.shards import TokenReader
+from averaging.data.token_reader import TokenReader
 from averaging.models.family import layout_of
 from coordinator.checkpoints.checkpoint_export import (
     CONFIG_NAME,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from averaging.data.shards import TokenReader
+from averaging.data.token_reader import TokenReader
 from averaging.models.family import blocks_of
 from peer.models.decoder import Decoder
 from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable
