@@ -62,6 +62,7 @@ from coordinator.host_view import (
     newest_events,
     note_events,
     noticed,
+    opened_scores,
     public_source,
     shown_view,
 )
@@ -176,7 +177,8 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             memory = MemoryKeeper(writer, clock)
             disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes
-            host = HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, memory)
+            scores = await opened_scores(run, tokenizer, tracker, writer, offload)
+            host = HostDaemon(config, held, run, writer, clock, offload, tracker, tokenizer, disk, memory, scores)
             host.events.restore(await memory.restore())
             yield host
 
@@ -301,7 +303,7 @@ async def _open_rpc(
         peer_id=host.held.identity.peer_id,
         bootstrap=node.addresses,
     )
-    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
+    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock, host.scores)
     names = (TLS_SERVER_NAME, *addresses.public_hosts)
     # Valid from the CA's own begin. A peer whose clock is behind then gets an error about its clock, not about a certificate.
     begin_unix_s = run.authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
@@ -323,7 +325,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         control=traffic.control,
     )
     now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
-    return Moment(host.tracker.picture(), counts, now_s, host.disk.room, host.disk.sentence(now_s), past, reach)
+    disk, scores = host.disk, host.scores.curves()
+    return Moment(host.tracker.picture(), counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores)
 
 
 async def _tick(host: HostDaemon) -> None:

@@ -276,7 +276,7 @@ class Worker:
                     num_steps=trainer.steps_ready(unit),
                     step=counters.step,
                 )
-            case "evaluate" | "evaluate_prose":
+            case "evaluate" | "evaluate_prose" | "score":
                 return self._evaluated(command)
             case "slow":
                 self._slowdown = max(1.0, command.factor)
@@ -292,6 +292,9 @@ class Worker:
         """An evaluation that does not fit into the card's memory is no reason to lose what was trained."""
         trainer, values_N = self._trainer, self._vectors.view(Area.IN)
         try:
+            if command.score is not None:
+                scored = trainer.scorer.scored(values_N, command.score, trainer.micro_batch)
+                return Reply(number=command.number, scored=scored)
             is_prose = command.op == "evaluate_prose"
             nats = trainer.evaluate_prose(values_N) if is_prose else trainer.evaluate(values_N, command.expert)
         except EvaluationDoesNotFit:

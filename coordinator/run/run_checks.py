@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from averaging.data.sources.sources import source_bytes
+from averaging.data.tasks.task_lines import check_task
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, check_bpe_size, open_tokenizer
 from coordinator.run.run_router import check_router
@@ -23,12 +24,14 @@ def check_new_run(config: RunConfig, base: Path) -> list[str]:
         Sentences about what may not be meant; the run can be hosted all the same.
 
     Raises:
-        ConfigError: a value, a tokenizer or a checkpoint to start from that cannot work.
+        ConfigError: a value, a tokenizer, a task or a checkpoint to start from that cannot work.
         MachineError, StorageError: a file cannot be read.
     """
     _check_target(config)
     check_router(config, base)
     source_bytes(config.data, base)
+    for task in config.evaluate:
+        check_task(task, base)
     if config.run.start_from:
         from coordinator.checkpoints.weights_import import check_checkpoint
 

@@ -31,6 +31,7 @@ from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source, source_bytes
 from averaging.data.sources.texts import Split, Text, whole_documents
+from averaging.data.tasks.task_packing import packed_task
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from averaging.host.progress import progress
@@ -250,6 +251,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     check_start_tokenizer(config, base, tokenizer)
+    tasks = [packed_task(task, base, tokenizer, config.model.context_tokens) for task in config.evaluate]
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
@@ -262,7 +264,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 shown.add(len(text.data))
 
             encoder, texts = _checked(tokenizer, read())
-            packing = Packing(data.shard_bytes, data.source, source.licence, start=start, routing=routing)
+            packing = Packing(data.shard_bytes, data.source, source.licence, start, routing, tasks)
             dataset = pack(texts, encoder, unfinished, packing, seen)
         _report_loss(encoder)
         _check_enough(config, dataset)

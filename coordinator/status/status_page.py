@@ -24,6 +24,7 @@ from starlette.routing import Route
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import Json, now_json, public_json, status_json
+from coordinator.scores.score_core import curve_json, num_scores
 from coordinator.status.metrics import Moment, render_metrics
 from coordinator.status.model_downloads import ModelDownloads
 from protocol.errors import PotluckError
@@ -98,13 +99,15 @@ class _Pages:
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
         now = now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
-        return {**self.shown(now, moment.trouble), "last_event": number}
+        return {**self.shown(now, moment.trouble), "last_event": number, "num_scores": num_scores(moment.scores)}
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
         moment = self.source.snapshot()
         status = status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
-        return AsciiJson(self.shown(status, moment.trouble), headers=SAFE_HEADERS)
+        tasks = [curve_json(curve) for curve in moment.scores]
+        scores = {"tasks": tasks, "num_scores": num_scores(moment.scores)}
+        return AsciiJson({**self.shown(status, moment.trouble), **scores}, headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from peer.machine.device import give_back_memory, is_out_of_memory
 from peer.training.ranks.text_share import ALL_TEXT, TextShare
 from peer.training.replica.replica import Replica
 from protocol.errors import TemporaryError
+
+T = TypeVar("T")
 
 HELDOUT_WINDOWS: Final = 64
 EVALUATED_WINDOWS: Final = 16
@@ -56,15 +58,25 @@ class Evaluation:
             EvaluationDoesNotFit: not even one window fits beside the model.
         """
         starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, self._window)
+
+        def measured(size: int) -> float:
+            losses = [
+                float(self._loss_of(self._batch_of(reader, part.starts), expert)) * part.weight
+                for part in self._share.parts(starts, size)
+            ]
+            return sum(losses)
+
+        return self._replica.sum_over_ranks(self.within_memory(values_N, micro_batch, measured))
+
+    def within_memory(self, values_N: torch.Tensor, micro_batch: int, measured: Callable[[int], T]) -> T:
+        """Run `measured` with (N,) parameters in place of the replica's own. It gets the most sequences that it may compute at a time,
+        and is called again with fewer where the card's memory is not enough. Arguments and errors as of `nats`.
+        """
         while True:
             size = min(self._most_windows, micro_batch or 1)
             try:
                 with self._replica.standing_in(values_N, steps_aside=self._steps_aside):
-                    losses = [
-                        float(self._loss_of(self._batch_of(reader, part.starts), expert)) * part.weight
-                        for part in self._share.parts(starts, size)
-                    ]
-                return self._replica.sum_over_ranks(sum(losses))
+                    return measured(size)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or not self._share.is_all:  # other ranks wait within a pass
                     raise

@@ -36,6 +36,7 @@ from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
 from peer.training.replica.text_batches import Batches
+from peer.training.scorer import Scorer
 from peer.training.training_plan import TrainingPlan
 
 
@@ -130,6 +131,7 @@ class LocalTrainer:
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
+        self.scorer = Scorer(self._replica, self._evaluation, self._share, plan.model.context_tokens)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
         kept = None if kept is None else moments_path(kept, self.group)

@@ -11,6 +11,7 @@ from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgre
 from averaging.rounds.traffic.spans import Record
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
+from peer.training.worker_channel import Scored, ScoreOrder
 
 
 class PeerTrainer(Protocol):
@@ -84,6 +85,10 @@ class PeerTrainer(Protocol):
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
+        ...
+
+    async def score(self, anchor_N: torch.Tensor, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers by the whole model's parameters. Training waits meanwhile. Raises as `evaluate`."""
         ...
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:

@@ -37,6 +37,7 @@ from peer.training.training_process import (
     Replies,
     Said,
     TrainingProcess,
+    card_words_of,
     last_words,
     no_process,
     restart_pause_s,
@@ -49,6 +50,8 @@ from peer.training.worker_channel import (
     OutOfMemory,
     Progress,
     Reply,
+    Scored,
+    ScoreOrder,
     frame,
 )
 from peer.training.worker_errors import (
@@ -198,22 +201,24 @@ class WorkerTrainer:
         self, anchor_N: torch.Tensor, expert: int | None = None, *, read: Callable[[], None] = lambda: None
     ) -> float:
         """Held-out loss of the whole model's parameters in nats per byte. With `expert`: the loss of that expert, which is held
-        here, on its text.
-
-        Raises:
-            WorkerDied: ask again when it is back.
-            LossNotFinite: these parameters have none.
-            DoesNotFit: the card's memory is not enough for an evaluation, or for the model.
+        here, on its text. Raises as `PeerTrainer.evaluate`.
         """
-        return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N, read)
+        reply = await self._measured(Command(op="evaluate", expert=expert), anchor_N, read)
+        return all_finite((reply.loss_nats,))[0]
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
-        return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
+        if not self._plan.prose_shards:
+            return None
+        return all_finite(((await self._measured(Command(op="evaluate_prose"), anchor_N)).loss_nats,))[0]
 
-    async def _loss_of(
+    async def score(self, anchor_N: torch.Tensor, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers by the whole model's parameters. Raises as `evaluate`."""
+        return (await self._measured(Command(op="score", score=order), anchor_N)).scored or Scored()
+
+    async def _measured(
         self, command: Command, anchor_N: torch.Tensor, read: Callable[[], None] = lambda: None
-    ) -> float:
+    ) -> Reply:
         if self._misfit:
             raise DoesNotFit(self._misfit)
         async with self._command_lock:
@@ -224,10 +229,10 @@ class WorkerTrainer:
             if reply is not None:
                 self._vectors.empty(Area.IN)
         if reply is None:
-            raise WorkerDied("the training process died while evaluating", "a loss", "it is being restarted")
+            raise WorkerDied("the training process died while evaluating", "its result", "it is being restarted")
         if reply.does_not_fit:
             raise DoesNotFit(NO_ROOM_TO_EVALUATE)
-        return all_finite((reply.loss_nats,))[0]
+        return reply
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Current counters, with the ready tokens of this unit."""
@@ -429,7 +434,7 @@ class WorkerTrainer:
 
     async def _listen(self, rank: int, incoming: MessageReader) -> Said:
         if rank:
-            return await last_words(incoming, partial(self._hear, rank))
+            return await last_words(incoming, partial(card_words_of, self._cards.take, rank))
         with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
             return await last_words(incoming, self._take)
         self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
@@ -441,11 +446,6 @@ class WorkerTrainer:
         return Progress(
             step=step, tokens_ready=0, others_ready=others, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
         )
-
-    def _hear(self, rank: int, event: Reply | Progress) -> None:
-        """A rank that follows the first one tells of its card. The counters are the first one's."""
-        if isinstance(event, Progress):
-            self._cards.take(rank, event.card, event.card_report)
 
     def _take(self, event: Reply | Progress) -> None:
         if isinstance(event, Reply):

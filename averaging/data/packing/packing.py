@@ -18,9 +18,11 @@ from averaging.data.packing.document_routing import Routing
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
+    PackedTask,
     RouterEntry,
     ShardEntry,
     ShardPart,
+    TaskEntry,
     TextBytes,
     TokenBytes,
     TokenizerEntry,
@@ -103,6 +105,7 @@ class Packing:
         licence: of the text.
         start: bytes of the initial weights, little-endian float32; they become the last shards.
         routing: the experts of each document; None in a run without experts.
+        tasks: files of the tasks that measure models.
     """
 
     shard_bytes: int
@@ -110,6 +113,7 @@ class Packing:
     licence: str
     start: memoryview = NO_START
     routing: Routing | None = None
+    tasks: Sequence[PackedTask] = ()
 
     @property
     def experts(self) -> list[int | None]:
@@ -201,7 +205,14 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         tokenizer=_write_tokenizer(tokenizer, folder),
         text_bytes=_text_bytes(parts, packing.experts) if has_words else None,
         router=_write_router(packing, folder, parts, has_words=has_words),
+        tasks=_write_tasks(packing.tasks, folder),
     )
+
+
+def _write_tasks(tasks: Sequence[PackedTask], folder: Path) -> list[TaskEntry] | None:
+    for task in tasks:
+        write_whole(folder / task.entry.sha256, task.data)
+    return [task.entry for task in tasks] or None
 
 
 def _chosen(routing: Routing, document: int) -> tuple[int, ...]:

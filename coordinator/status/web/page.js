@@ -109,6 +109,33 @@ function curves() {
   draw("speed", [{ label: "tokens per second", colour: "--a", points: full.speeds }], [], big);
 }
 
+const percent = share => share == null ? "" : `${(100 * share).toFixed(1)}%`;
+
+// Prompts and answers are text of others.
+function tasks() {
+  const all = full.tasks || [], asked = all.filter(t => t.kind !== "prompts"), said = all.filter(t => t.kind === "prompts");
+  el("of-tasks").hidden = !all.length;
+  if (!all.length) return;
+  el("tasks").hidden = !asked.length;
+  if (asked.length) draw("tasks", asked.map((t, i) => ({ label: t.name, stroke: expertColour(i),
+    points: t.points.filter(p => p.acc_norm != null).map(p => [p.tokens, p.acc_norm]) })),
+    asked.map(t => ({ label: `${t.name} by chance`, value: t.chance, dash: [2, 3] })), percent);
+  table("scores", [["task"], ["questions", "n"], ["likeliest", "n"], ["for each byte", "n"], ["by chance", "n"], ["round", "n"], ["missing", "w"]],
+    asked.map(t => {
+      const whole = t.points.filter(p => p.acc != null), newest = whole[whole.length - 1], last = t.points[t.points.length - 1];
+      const missing = last && last.missing.length ? `round ${last.index}: part ${last.missing.join(", ")} of ${t.parts}` : "";
+      return [t.name, String(t.num_items), newest ? percent(newest.acc) : "not yet", newest ? percent(newest.acc_norm) : "",
+        percent(t.chance), newest ? String(newest.index) : "", missing];
+    }));
+  el("answers").replaceChildren(...said.map(t => {
+    const box = make("details"), list = make("dl");
+    box.open = true;
+    box.append(make("summary", `${t.name}: ${t.answers.length ? `the model's own words at round ${t.answered_index}` : "no answer yet"}`), list);
+    for (const each of t.answers) list.append(make("dt", each.prompt), make("dd", each.answer));
+    return box;
+  }));
+}
+
 function readRound(round) {
   const by = names(), named = peer => by[peer] || peer.slice(-6);
   const shares = Object.entries(round.weights).map(([peer, share]) => `${named(peer)} ${(100 * share).toFixed(0)}%`);
@@ -284,6 +311,7 @@ async function readAll() {
     full = await (await fetch("api/status")).json();
     now = { ...now, ...full };
     curves();
+    tasks();
     timeline(full.rounds, names(), readRound);
     checkpoints();
   } finally { setTimeout(() => { fetching = false; }, AGAIN_MS); }
@@ -292,7 +320,7 @@ async function readAll() {
 async function show(status) {
   now = status;
   el("lost").hidden = true;
-  if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points
+  if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points || full.num_scores !== now.num_scores
       || full.num_checkpoints !== now.num_checkpoints) await readAll();
   header();
   if (full) { cards(); peers(); experts(); lanes(); }
@@ -320,7 +348,7 @@ function listen() {
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 30000);
   };
 }
-const redraw = () => { if (full) { curves(); timeline(full.rounds, names(), readRound); } };
+const redraw = () => { if (full) { curves(); tasks(); timeline(full.rounds, names(), readRound); } };
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 150); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

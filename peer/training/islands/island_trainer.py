@@ -20,6 +20,7 @@ from peer.training.plan.card_state import CardState
 from peer.training.supervision.cards_told import Without
 from peer.training.trainer import OWNER_HOLDS
 from peer.training.training_plan import TrainingPlan
+from peer.training.worker_channel import Scored, ScoreOrder
 from peer.training.worker_errors import WorkerDied
 from peer.training.worker_process import EarlyWorker
 
@@ -147,6 +148,10 @@ class IslandTrainer:
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """Loss over the run's prose in nats per byte; None if the run has none. Raises as `evaluate`."""
         return await self._islands.on_one(lambda island, _: island.evaluate_prose(anchor_N))
+
+    async def score(self, anchor_N: torch.Tensor, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers, from one island. Raises as `evaluate`."""
+        return await self._islands.on_one(lambda island, _: island.score(anchor_N, order))
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """The counters of all islands together, with the ready tokens of this unit."""

@@ -112,6 +112,7 @@ def test_names_carry_base_units() -> None:
         "_bans",
         "_members",
         "_lanes",
+        "_parts",
         "_bottleneck",
         "_info",
     )
