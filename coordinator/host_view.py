@@ -31,7 +31,7 @@ from coordinator.admission.invites import (
 from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
-from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.ledger import CheckpointRow, Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.run_core import Phase
@@ -166,6 +166,13 @@ async def opened_scores(
     scores = await offload.run(opened)
     await scores.restore()
     return scores
+
+
+def followed_checkpoints(tracker: RunTracker) -> list[CheckpointRow]:
+    """The checkpoints on the followed lineage, oldest first."""
+    chain = tracker.chain
+    commits = {commit for commit, _ in chain.behind(chain.head.commit)} if chain is not None else set()
+    return [row for row in tracker.checkpoints if row.commit in commits]
 
 
 def public_source(host: HostDaemon, source: RunSource) -> RunSource:

@@ -37,7 +37,7 @@ from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from averaging.host.progress import progress
 from coordinator.run.forget_hosted import delete_run, is_unused
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_checks import check_new_run, check_start_tokenizer
+from coordinator.run.run_checks import check_new_run, check_push_address, check_start_tokenizer
 from coordinator.run.run_router import packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.host.calls import START_DOMAIN
@@ -74,7 +74,7 @@ behind.
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """An opened run. `page` has the words of the file that it was opened with now."""
+    """An opened run. `page` has the words of the file that it was opened with now, and `push` its address for checkpoints."""
 
     folder: Path
     manifest: RunManifest
@@ -83,6 +83,7 @@ class RunFiles:
     authority: CertificateAuthority
     was_created: bool
     page: PageSection = NO_WORDS
+    push: str = ""
 
     @property
     def start_shards(self) -> tuple[Path, ...]:
@@ -123,7 +124,8 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     )
     signed = sign_manifest(manifest, host)
     _write(folder / MANIFEST_FILE, signed)
-    return RunFiles(folder, manifest, signed, dataset, authority, was_created=True, page=config.page)
+    run = RunFiles(folder, manifest, signed, dataset, authority, was_created=True)
+    return replace(run, page=config.page, push=config.checkpoint.push)
 
 
 def load_run(folder: Path) -> RunFiles:
@@ -215,6 +217,7 @@ def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
         ConfigError: the file differs from the one that the run was opened with, or there is no run.
         VersionError, StorageError: as `load_run`.
     """
+    check_push_address(config)
     run = load_run(folder)
     if key := _difference(config, run):
         raise ConfigError(
@@ -223,7 +226,7 @@ def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
             "undo the change, open a new run with another --state-dir, or delete this one: potluck runs forget "
             + shlex.quote(run.manifest.config.run.name),
         )
-    return replace(run, page=config.page)
+    return replace(run, page=config.page, push=config.checkpoint.push)
 
 
 def _difference(config: RunConfig, run: RunFiles) -> str:

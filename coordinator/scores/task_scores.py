@@ -182,11 +182,12 @@ class TaskScores:
             self._curves_of = head, self._changes
         return self._curves
 
-    def rows(self) -> list[ScoreRow]:
-        """The scores on the followed lineage, by rounds."""
+    def signed(self) -> list[tuple[ScoreRow, KnownScore]]:
+        """The scores on the followed lineage, as they stand in the ledger and as they are understood, by rounds."""
         followed = self._followed()
         rows = [row for row in self._rows.values() if row.commit in followed]
-        return sorted(rows, key=lambda row: (row.index, row.task, row.part))
+        rows.sort(key=lambda row: (row.index, row.task, row.part))
+        return [(row, self._known[row.task, row.part, row.commit]) for row in rows]
 
     def _followed(self) -> frozenset[CommitId]:
         chain = self._tracker.chain

@@ -28,6 +28,7 @@ from coordinator.progress.run_view import (
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
+from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import TaskCurve, TaskPoint
 from coordinator.status.peer_series import PeerSeries, peer_series
 
@@ -57,7 +58,7 @@ NO_REACH: Final = Reach()
 class Moment:
     """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, the
     run's past, and whether its peers can meet. `trouble` is a problem of the host's machine in one sentence, empty for none. `scores`
-    are the curves of the run's tasks.
+    are the curves of the run's tasks. `push` tells of pushes of checkpoints, None where there are none.
     """
 
     picture: RunPicture
@@ -68,6 +69,7 @@ class Moment:
     past: RunPast = NO_PAST
     reach: Reach = NO_REACH
     scores: Sequence[TaskCurve] = ()
+    push: PushState | None = None
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -380,6 +382,18 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Unix time of the newest checkpoint.",
         lambda m: _one(m.picture.checkpoints[-1].written_unix_s if m.picture.checkpoints else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_push_time_seconds",
+        "gauge",
+        "Unix time at which the newest checkpoint was verified at the address for pushes.",
+        lambda m: _one(m.push.unix_s if m.push is not None and m.push.pushed else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_failed_pushes",
+        "counter",
+        "Pushes of checkpoints that failed.",
+        lambda m: _one(m.push.failures if m.push is not None else None),
     ),
     CoordinatorMetric(
         "potluck_coordinator_disk_free_bytes",

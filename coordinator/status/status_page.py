@@ -84,14 +84,15 @@ class _Pages:
     streams: _Streams = field(default_factory=_Streams)
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
-    def shown(self, status: Json, trouble: str) -> Json:
-        """The status with the host's words, the view's name and a problem of this machine, limited to what the view may show."""
+    def shown(self, status: Json, moment: Moment) -> Json:
+        """The status with the host's words, the view's name, and what is known of this machine, limited to what the view may show."""
         own: Json = {
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
             "gives_model": self.is_public and self.source.downloads is not None,
         }
-        status = {**status, "trouble": trouble}
+        push = moment.push.as_json(moment.now_s) if moment.push is not None else None
+        status = {**status, "trouble": moment.trouble, "push": push}
         return {**(public_json(status) if self.is_public else status), **own}
 
     def now(self, moment: Moment) -> Json:
@@ -99,7 +100,7 @@ class _Pages:
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
         now = now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
-        return {**self.shown(now, moment.trouble), "last_event": number, "num_scores": num_scores(moment.scores)}
+        return {**self.shown(now, moment), "last_event": number, "num_scores": num_scores(moment.scores)}
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
@@ -107,7 +108,7 @@ class _Pages:
         status = status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
         tasks = [curve_json(curve) for curve in moment.scores]
         scores = {"tasks": tasks, "num_scores": num_scores(moment.scores)}
-        return AsciiJson({**self.shown(status, moment.trouble), **scores}, headers=SAFE_HEADERS)
+        return AsciiJson({**self.shown(status, moment), **scores}, headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""

@@ -134,6 +134,14 @@ def _task_line(task: Mapping[str, object]) -> str:
     return f"{task.get('name')}: {shown}"
 
 
+def _push_line(push: Mapping[str, object]) -> str:
+    """The newest checkpoint that was pushed, and why a newer one was not."""
+    shown = f"round {push.get('index')} is verified there" if push.get("pushed") else "nothing is there yet"
+    if push.get("reason"):
+        shown += f"; failed: {push['reason']}; again in {duration(push.get('again_in_s'))}"
+    return f"checkpoints pushed to {push.get('url')}: {shown}"
+
+
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
     held_by = ", ".join(named(names, peer) for peer in holders) if isinstance(holders, list) else ""
@@ -224,6 +232,8 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     lines.extend(_task_line(task) for task in rows_of(status.get("tasks")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
+    if isinstance(push := status.get("push"), dict):
+        lines.append(_push_line(push))
     if isinstance(words := status.get("page"), dict):
         lines.extend(f"{key}: {words[key]}" for key in ("description", "contact", "join") if key in words)
     # States, names and reasons come from other peers: their control characters must not reach the terminal.

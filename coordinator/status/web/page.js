@@ -59,6 +59,7 @@ function header() {
     (now.phase === "finished" ? "done" : now.eta_s == null ? "time left: not known yet" : `${span(now.eta_s)} to go`);
   const notes = [];
   if (now.trouble) notes.push(`${now.trouble[0].toUpperCase()}${now.trouble.slice(1)}.`);
+  if (now.push && now.push.reason) notes.push(`The newest checkpoint was not pushed: ${now.push.reason}.`);
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
   if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen.`);

@@ -80,7 +80,7 @@ async def test_parts_of_two_peers_make_a_point_that_is_there_after_a_restart(
         again = _scores(host)
         await again.restore()
         assert again.curves()[0].points == (point,)
-        assert [row.part for row in again.rows()] == [0, 1]
+        assert [row.part for row, _ in again.signed()] == [0, 1]
 
 
 async def test_answers_are_shown_as_plain_text_of_bounded_length(tmp_path: Path, autojump_clock: object) -> None:
@@ -105,7 +105,7 @@ async def test_a_stand_in_has_to_wait_and_gives_its_place_to_the_peer_before_it(
         await scores.take(_sealed(host, second, commit, right=1))
         await scores.take(_sealed(host, first, commit, right=2))
         await scores.take(_sealed(host, second, commit, right=1))
-        assert [row.peer for row in scores.rows()] == [first.peer_id]
+        assert [row.peer for row, _ in scores.signed()] == [first.peer_id]
         assert early is not late
 
 
@@ -125,7 +125,7 @@ async def test_a_forged_score_and_one_of_a_stranger_are_refused_and_named_once(
         assert [log["event"] for log in logs] == ["score_refused"]
         with pytest.raises(TemporaryError, match="which is not known here"):
             await scores.take(_sealed(host, PEERS[0], CommitId(b"?" * 32)))
-        assert scores.rows() == []
+        assert scores.signed() == []
 
 
 async def test_a_score_that_the_ledger_refuses_is_not_shown_and_is_taken_when_it_comes_again(
@@ -156,6 +156,6 @@ async def test_the_call_takes_scores_of_admitted_peers_alone(tmp_path: Path, aut
         await service.admit(host.admit_request(first))
         for _ in range(2):  # it may be brought again
             assert await service.score(request) == b""
-        assert len(scores.rows()) == 1
+        assert len(scores.signed()) == 1
         with pytest.raises(RefusedError, match="a score in a run without tasks"):
             await host.service.score(request)

@@ -113,6 +113,7 @@ def test_names_carry_base_units() -> None:
         "_members",
         "_lanes",
         "_parts",
+        "_pushes",
         "_bottleneck",
         "_info",
     )
