@@ -1,4 +1,4 @@
-"""`potluck checkpoint`: fetch, list, verify and export, on a host's machine and on a peer's."""
+"""`potluck checkpoint`: fetch, list, verify, export and push, on a host's machine and on a peer's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,48 @@ def add_checkpoint_commands(app: typer.Typer, load_models: LoadModels) -> None:
     verifying = ("potluck checkpoint verify latest", "potluck checkpoint verify CHECKPOINT_DIR")
     app.command("verify", epilog=examples(*verifying))(_verify_command(load_models))
     exporting = ("potluck checkpoint export latest my-model", "potluck checkpoint export latest my-adapter --adapter")
+    pushing = ("potluck checkpoint push file:///mnt/models", "potluck checkpoint push s3://my-bucket/run-1")
+    app.command("push", epilog=examples(*pushing))(_push_command(load_models))
     app.command("export", epilog=examples(*exporting))(_export_command(load_models))
+
+
+def _push_command(load_models: LoadModels) -> Callable[..., None]:
+    def checkpoint_push(
+        url: Annotated[
+            str,
+            typer.Argument(
+                metavar="URL", help="file://, s3://, gs:// or hf://; credentials come from the environment."
+            ),
+        ],
+        path: Annotated[
+            str,
+            typer.Option("--checkpoint", help='A checkpoint\'s folder, its round or name in the list, or "latest".'),
+        ] = "latest",
+        state_dir: _StateDir = None,
+    ) -> None:
+        """Copy a checkpoint and its export to a folder or bucket, and verify them there.
+
+        The place then holds this checkpoint alone, and newest.json with the hash
+        of each file. A host does the same by itself with push in [checkpoint].
+        """
+        from tempfile import TemporaryDirectory
+
+        from averaging.host.progress import shown_progress
+        from coordinator.push.push_kinds import check_push
+        from coordinator.run.named_checkpoint import opened_checkpoint
+
+        check_push(url)
+        from coordinator.push.push import push_checkpoint
+
+        with (
+            opened_checkpoint(path, load_models(), state_dir) as folder,
+            TemporaryDirectory(prefix="potluck-push-") as scratch,
+            shown_progress("pushing") as show,
+        ):
+            pushed = push_checkpoint(url, folder, Path(scratch) / "export", show)
+        typer.echo(f"pushed and verified: round {pushed.index}, {pushed.num_bytes / 1e6:.2f} MB, to {url}")
+
+    return checkpoint_push
 
 
 def _fetch_command(load_models: LoadModels) -> Callable[..., None]:

@@ -59,11 +59,13 @@ from coordinator.helper.supervisor import keep_helper
 from coordinator.host_view import (
     HostDaemon,
     Say,
+    followed_checkpoints,
     greet,
     helper_context,
     newest_events,
     note_events,
     noticed,
+    opened_scores,
     public_source,
     shown_view,
 )
@@ -71,6 +73,7 @@ from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.tracker import RunTracker, TrackedRun
+from coordinator.push.pusher import SCRATCH_FOLDER, Pusher
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
@@ -80,6 +83,7 @@ from coordinator.run.run_files import (
     start_units,
 )
 from coordinator.run.start_command import StartCommand, remember_command
+from coordinator.scores.score_files import keep_score_files
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
@@ -100,7 +104,6 @@ if TYPE_CHECKING:
     from averaging.state.state import UnitState
     from coordinator.checkpoints.checkpointer import Checkpointer
     from coordinator.experts.unit_keeper import UnitKeeper
-    from coordinator.ledger.ledger import CheckpointRow
     from coordinator.policy.config import HostConfig
 
 _log = structlog.get_logger()
@@ -178,7 +181,8 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             memory = MemoryKeeper(writer, clock)
             disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes
-            host = HostDaemon(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, memory)
+            scores = await opened_scores(run, tokenizer, tracker, writer, offload)
+            host = HostDaemon(config, held, run, writer, clock, offload, tracker, tokenizer, disk, memory, scores)
             host.events.restore(await memory.restore())
             yield host
 
@@ -197,7 +201,8 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
         _open_rpc(host, thread, addresses, node) as server,
         trio.open_nursery() as services,
     ):
-        look = partial(_look, host, node, server)
+        pusher = _pusher(host)
+        look = partial(_look, host, node, server, pusher)
         source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
@@ -219,6 +224,11 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
                     work.start_soon(partial(run_host_screen, partial(shown_view, host), mode=config.screen))
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(keep_cool)
+                    checkpoints = host.run.folder / CHECKPOINT_FOLDER
+                    run_id_hex = host.run.manifest.run_id.hex()
+                    work.start_soon(keep_score_files, host.scores, host.tracker, checkpoints, run_id_hex, host.offload)
+                    if pusher is not None:
+                        work.start_soon(pusher.run)
                     if config.helper:
                         reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
                         work.start_soon(keep_helper, helper_context(host, addresses, reach, say))
@@ -310,7 +320,7 @@ async def _open_rpc(
         peer_id=host.held.identity.peer_id,
         bootstrap=node.addresses,
     )
-    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
+    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock, host.scores)
     names = (TLS_SERVER_NAME, *addresses.public_hosts)
     # Valid from the CA's own begin. A peer whose clock is behind then gets an error about its clock, not about a certificate.
     begin_unix_s = run.authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
@@ -320,7 +330,18 @@ async def _open_rpc(
         yield server
 
 
-def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
+def _pusher(host: HostDaemon) -> Pusher | None:
+    """What pushes checkpoints, if the host asked for that."""
+    if not host.run.push:
+        return None
+    from coordinator.push.push import push_checkpoint  # imports torch
+
+    folder = host.run.folder.absolute()
+    newest, scratch = partial(followed_checkpoints, host.tracker), folder / SCRATCH_FOLDER
+    return Pusher(host.run.push, newest, folder / CHECKPOINT_FOLDER, scratch, host.clock, push_checkpoint)
+
+
+def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | None) -> Moment:
     traffic = node.traffic()
     counts = Counts(
         calls=tuple((name, outcome, count) for (name, outcome), count in sorted(server.answered.items())),
@@ -332,7 +353,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer) -> Moment:
         control=traffic.control,
     )
     now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
-    return Moment(host.tracker.picture(), counts, now_s, host.disk.room, host.disk.sentence(now_s), past, reach)
+    disk, scores, push = host.disk, host.scores.curves(), pusher.state if pusher is not None else None
+    return Moment(host.tracker.picture(), counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push)
 
 
 async def _tick(host: HostDaemon) -> None:
@@ -443,14 +465,12 @@ def _serve_checkpoints(host: HostDaemon, network: Network, keeper: UnitKeeper | 
         chain = tracker.chain
         return [commit for commit, _ in chain.behind(chain.head.commit)] if chain is not None else []
 
-    def followed() -> list[CheckpointRow]:
-        commits = set(lineage())
-        return [row for row in tracker.checkpoints if row.commit in commits]
-
     async def is_admitted(peer: PeerId) -> bool:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
-    states = CheckpointStates(host.run.folder / CHECKPOINT_FOLDER, spine, grid, followed, host.offload)
+    states = CheckpointStates(
+        host.run.folder / CHECKPOINT_FOLDER, spine, grid, partial(followed_checkpoints, tracker), host.offload
+    )
     view = DonorView(is_admitted, lineage)
     if keeper is not None:
         view = replace(view, others=keeper.answer_fetch, kept_elsewhere=frozenset(manifest.parts))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from averaging.data.shards import ShardCache
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
@@ -30,7 +31,7 @@ from coordinator.admission.invites import (
 from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
-from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.ledger import CheckpointRow, Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.run_core import Phase
@@ -39,15 +40,18 @@ from coordinator.progress.run_view import hidden_peers
 from coordinator.progress.tracker import RunTracker
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
+    DATA_FOLDER,
     RunFiles,
     RunTokenizer,
 )
 from coordinator.run.start_command import StartCommand
+from coordinator.scores.task_scores import TaskScores, decoder_of, scored_tasks
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
 from protocol.identity.identity_file import HeldIdentity
+from protocol.identity.verifier import Ed25519Verifier
 
 if TYPE_CHECKING:
     from coordinator.policy.config import HostConfig
@@ -63,7 +67,6 @@ class HostDaemon:
     config: HostConfig
     held: HeldIdentity
     run: RunFiles
-    ledger: Ledger
     writer: LedgerWriter
     clock: SystemClock
     offload: ThreadOffload
@@ -71,6 +74,7 @@ class HostDaemon:
     tokenizer: RunTokenizer | None
     disk: DiskMeter
     memory: MemoryKeeper
+    scores: TaskScores
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -142,6 +146,33 @@ async def greet(
     if sys.stdout.isatty():
         size = shutil.get_terminal_size()
         say(qr_at_start(issued.line, size.columns, size.lines))
+
+
+async def opened_scores(
+    run: RunFiles, tokenizer: RunTokenizer | None, tracker: RunTracker, ledger: LedgerWriter, offload: ThreadOffload
+) -> TaskScores:
+    """The run's tasks and their scores so far.
+
+    Raises:
+        StorageError: the ledger or the data cannot be read.
+        MachineError: tokenizers is not installed.
+    """
+
+    def opened() -> TaskScores:
+        tasks = scored_tasks(run.manifest, run.dataset, ShardCache(run.folder / DATA_FOLDER))
+        decode = decoder_of(tokenizer if any(task.prompts for task in tasks.values()) else None)
+        return TaskScores(tasks, decode, tracker, run.manifest, ledger, Ed25519Verifier(run.authority.certificate_der))
+
+    scores = await offload.run(opened)
+    await scores.restore()
+    return scores
+
+
+def followed_checkpoints(tracker: RunTracker) -> list[CheckpointRow]:
+    """The checkpoints on the followed lineage, oldest first."""
+    chain = tracker.chain
+    commits = {commit for commit, _ in chain.behind(chain.head.commit)} if chain is not None else set()
+    return [row for row in tracker.checkpoints if row.commit in commits]
 
 
 def public_source(host: HostDaemon, source: RunSource) -> RunSource:

@@ -65,8 +65,9 @@ from peer.membership.saved_membership import host_heard_s, remember_last_run, ru
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
+from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
-from peer.session.build import load_anchors, open_chains, read_anchors, text_plan, training_plan, whole_anchor
+from peer.session.build import load_anchors, open_chains, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
@@ -79,9 +80,8 @@ from peer.session.run_layout import trainer_on_cards
 from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
-from peer.status.duties_core import EvaluationTurns
 from peer.status.local_view import LOG_NAME
-from peer.status.reporting import ExpertLosses, Reporter, evaluate_commits
+from peer.status.reporting import Reporter
 from peer.status.screen import run_screen
 from peer.status.status import kept_final_status
 from peer.status.status_board import StatusBoard
@@ -98,7 +98,6 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
-from protocol.rounds.queries import idle_patience_s, is_alive
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
@@ -271,10 +270,14 @@ async def _revocations(life: PeerSession, membership: Membership, roster: Creden
     return revocations
 
 
+def _cache(life: PeerSession) -> ShardCache:
+    return ShardCache(life.config.state_dir.absolute() / "data", life.config.cache_bytes)
+
+
 async def _train(joined: JoinedSession) -> None:
     """Fetch the data for training, find the run's newest state, then train and average."""
     life, membership = joined.life, joined.membership
-    cache = ShardCache(life.config.state_dir.absolute() / "data", life.config.cache_bytes)
+    cache = _cache(life)
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(read_cached, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         if life.config.reduce_only:
@@ -431,11 +434,7 @@ async def _rounds(
         nursery.start_soon(watch_isolation, joined, rounds)
         nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
         with life.departure.ends():
-            read = partial(read_anchors, chains)
-            held = joined.experts.held
-            losses = ExpertLosses(held, joined.roster.listed_experts) if held else None
-            turns = EvaluationTurns(membership.run_id, life.identity.peer_id, partial(_is_heard, life, service))
-            await evaluate_commits(service, trainer, turns, life.board, is_over, read, losses)
+            await measure_commits(joined, service, chains, trainer, is_over, _cache(life))
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             await rounds.leave()
@@ -445,12 +444,6 @@ async def _rounds(
             reporter.is_leaving = True
             await reporter.report_once()
         nursery.cancel_scope.cancel()
-
-
-def _is_heard(life: PeerSession, service: RoundService, peer: PeerId) -> bool:
-    """Whether a peer's heartbeats come, as far as they can come to us in turn."""
-    state = service.state
-    return is_alive(state, peer, life.clock.monotonic_s(), idle_patience_s(state))
 
 
 async def _begin_training(

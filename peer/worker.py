@@ -281,7 +281,7 @@ class Worker:
                     num_steps=trainer.steps_ready(unit),
                     step=counters.step,
                 )
-            case "evaluate" | "evaluate_prose":
+            case "evaluate" | "evaluate_prose" | "score":
                 return self._evaluated(command)
             case "slow":
                 self._slowdown = max(1.0, command.factor)
@@ -299,6 +299,8 @@ class Worker:
         areas = command.areas or (Area.IN,) * len(spans)
         anchors = [self._vectors.part(area, span) for area, span in zip(areas, spans, strict=True)]
         try:
+            if command.score is not None:
+                return Reply(number=command.number, scored=trainer.scored(anchors, command.score))
             is_prose = command.op == "evaluate_prose"
             nats = trainer.evaluate_prose(anchors) if is_prose else trainer.evaluate(anchors, command.expert)
         except EvaluationDoesNotFit:

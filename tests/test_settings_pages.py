@@ -27,4 +27,4 @@ def test_every_setting_has_a_sentence_that_says_what_it_is(path: Path) -> None:
 
 def test_every_section_of_a_run_is_on_the_hosts_page() -> None:
     (page,) = (text for path, text in PAGES.items() if path.parent.name == "coordinator")
-    assert [name for name in RunConfig.model_fields if f"### [{name}]" not in page] == []
+    assert [name for name in RunConfig.model_fields if f"[{name}]" not in page] == []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
@@ -41,6 +42,7 @@ ShardPart = Split | Literal["start", "base"]
 """Content of a shard: a part of the text, the run's initial weights, or the weights of its frozen base."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
+MAX_TASK_BYTES: Final = 32 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
 
@@ -131,6 +133,23 @@ class TokenizerEntry(_Part):
     end: Annotated[int, Field(ge=0, lt=1 << 20)]
 
 
+class TaskEntry(_Part):
+    """The file of a task that measures models, transferred like a shard (averaging/data/tasks/task_file.py)."""
+
+    name: str
+    sha256: Hex32
+    num_bytes: Annotated[int, Field(ge=1, le=MAX_TASK_BYTES)]
+    num_items: Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTask:
+    """A task's entry, and the bytes of its file."""
+
+    entry: TaskEntry
+    data: bytes
+
+
 class TextBytes(_Part):
     """Bytes of text in each part, counting an end mark as one. They convert losses per token to losses per byte. If only some
     tokens count, these are the bytes of those.
@@ -179,6 +198,7 @@ class DatasetManifest(_Part):
     tokenizer: TokenizerEntry | None = None
     text_bytes: TextBytes | None = None
     router: RouterEntry | None = None
+    tasks: list[TaskEntry] | None = None
     sources: Annotated[list[SourceEntry], Field(max_length=MAX_SOURCES)] | None = None
 
     @model_validator(mode="after")
@@ -243,7 +263,19 @@ class DatasetManifest(_Part):
 
     @property
     def _files_beside(self) -> tuple[HashedFile, ...]:
-        return tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
+        found = tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
+        return (*found, *(self.tasks or ()))
+
+    def task(self, name: str) -> TaskEntry:
+        """The entry of a task of the run.
+
+        Raises:
+            RemoteProtocolError: there is none.
+        """
+        for entry in self.tasks or ():
+            if entry.name == name:
+                return entry
+        raise RemoteProtocolError(f"a data set without the task {name!r}", "the tasks that the run's manifest names")
 
     @property
     def form(self) -> ShardForm:

@@ -50,12 +50,14 @@ from protocol.identity.revocation import fingerprint, has_others, missing, open_
 from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import parse
+from protocol.scores.score_result import SCORE_DOMAIN
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock
     from coordinator.ledger.ledger import Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.tracker import RunTracker
+    from coordinator.scores.task_scores import TaskScores
     from protocol.identity.credential import CertificateAuthority
     from protocol.identity.identity import Verifier
 
@@ -88,7 +90,10 @@ class HostedRun:
 class CoordinatorService:
     """Implements the calls of the coordinator's service."""
 
-    def __init__(self, run: HostedRun, tracker: RunTracker, ledger: LedgerWriter, clock: Clock) -> None:
+    def __init__(
+        self, run: HostedRun, tracker: RunTracker, ledger: LedgerWriter, clock: Clock, scores: TaskScores | None = None
+    ) -> None:
+        self._scores = scores
         self._run = run
         self._tracker = tracker
         self._ledger = ledger
@@ -106,6 +111,7 @@ class CoordinatorService:
             "Report": self.report,
             "ListCheckpoints": self.list_checkpoints,
             "Describe": self.describe,
+            "Score": self.score,
         }
 
     def calls_from(self) -> dict[str, CallFrom]:
@@ -247,6 +253,17 @@ class CoordinatorService:
             public_key = public_key_from_peer_id(found.peer)
             ledger.ban_again(found.peer, public_key, found.reason, entry, now_unix_s=now_unix_s)
         return ledger.revocations()
+
+    async def score(self, request: bytes) -> bytes:
+        """Take a peer's signed score. It may be brought again: what is known already changes nothing. Raises as `TaskScores.take`, and
+        RefusedError if the peer was never admitted or is banned.
+        """
+        envelope, credential = self._open_envelope(request, SCORE_DOMAIN)
+        await self._standing(envelope, credential, may_be_banned=False)
+        if self._scores is None:
+            raise RefusedError("a score in a run without tasks", "a run with [[evaluate]]")
+        await self._scores.take(envelope.raw)
+        return pb.ScoreReply().SerializeToString()
 
     async def list_checkpoints(self, request: bytes) -> bytes:
         """The checkpoints on the host's disk. Raises as `report`."""

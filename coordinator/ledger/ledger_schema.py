@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -43,5 +43,11 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE credits (peer TEXT PRIMARY KEY, tokens INTEGER NOT NULL, rounds INTEGER NOT NULL) STRICT;
     """,
     "CREATE TABLE chosen_names (peer TEXT PRIMARY KEY, nickname TEXT NOT NULL, team TEXT NOT NULL) STRICT",
+    """
+    CREATE TABLE scores (
+        task TEXT NOT NULL, part INTEGER NOT NULL, round_index INTEGER NOT NULL, commit_id BLOB NOT NULL,
+        total_tokens INTEGER NOT NULL, peer TEXT NOT NULL, envelope BLOB NOT NULL,
+        PRIMARY KEY (task, part, commit_id)) STRICT;
+    """,
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

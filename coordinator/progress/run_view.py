@@ -51,7 +51,7 @@ Json = Mapping[str, object]
 _ROUNDS_FOR_ETA: Final = 1000
 """Rounds to look back on for the time left. A host that was away finds hundreds at once, and they count as one look."""
 
-_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "banned", "trouble"})
+_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "banned", "trouble", "push"})
 
 
 @dataclass(frozen=True, slots=True)

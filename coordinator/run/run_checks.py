@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from averaging.data.sources.sources import source_bytes
+from averaging.data.tasks.task_lines import check_task
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, check_bpe_size, open_tokenizer
+from coordinator.push.push_kinds import check_push
 from coordinator.run.run_router import check_router
 from protocol.errors import ConfigError
 from protocol.run.manifest import RunConfig
@@ -23,12 +25,15 @@ def check_new_run(config: RunConfig, base: Path) -> list[str]:
         Sentences about what may not be meant; the run can be hosted all the same.
 
     Raises:
-        ConfigError: a value, a tokenizer or a checkpoint to start from that cannot work.
+        ConfigError: a value, a tokenizer, a task or a checkpoint to start from that cannot work.
         MachineError, StorageError: a file cannot be read.
     """
     _check_target(config)
     check_router(config, base)
     source_bytes(config.data, base)
+    check_push_address(config)
+    for task in config.evaluate:
+        check_task(task, base)
     if config.run.start_from:
         from coordinator.checkpoints.weights_import import check_checkpoint
 
@@ -39,6 +44,12 @@ def check_new_run(config: RunConfig, base: Path) -> list[str]:
     tokenizer = open_tokenizer(config.data, base, (), config.model.vocab_size)
     check_start_tokenizer(config, base, tokenizer)
     return [tokenizer.doubt] if isinstance(tokenizer, FileTokenizer) and tokenizer.doubt else []
+
+
+def check_push_address(config: RunConfig) -> None:
+    """Refuse an address for checkpoints that cannot work on this machine. Raises ConfigError and MachineError."""
+    if config.checkpoint.push:
+        check_push(config.checkpoint.push)
 
 
 def check_start_tokenizer(config: RunConfig, base: Path, tokenizer: Tokenizer) -> None:

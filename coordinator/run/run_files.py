@@ -32,12 +32,13 @@ from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source, source_bytes
 from averaging.data.sources.texts import Split, Text, whole_documents
+from averaging.data.tasks.task_packing import packed_task
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
 from averaging.host.progress import progress
 from coordinator.run.forget_hosted import delete_run, is_unused
 from coordinator.run.hosted_runs import MANIFEST_FILE
-from coordinator.run.run_checks import check_new_run, check_start_tokenizer
+from coordinator.run.run_checks import check_new_run, check_push_address, check_start_tokenizer
 from coordinator.run.run_router import packed_texts, routing_of
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.host.calls import START_DOMAIN
@@ -74,7 +75,7 @@ behind.
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """An opened run. `page` has the words of the file that it was opened with now."""
+    """An opened run. `page` has the words of the file that it was opened with now, and `push` its address for checkpoints."""
 
     folder: Path
     manifest: RunManifest
@@ -83,6 +84,7 @@ class RunFiles:
     authority: CertificateAuthority
     was_created: bool
     page: PageSection = NO_WORDS
+    push: str = ""
 
     @property
     def start_shards(self) -> tuple[Path, ...]:
@@ -123,7 +125,8 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     )
     signed = sign_manifest(manifest, host)
     _write(folder / MANIFEST_FILE, signed)
-    return RunFiles(folder, manifest, signed, dataset, authority, was_created=True, page=config.page)
+    run = RunFiles(folder, manifest, signed, dataset, authority, was_created=True)
+    return replace(run, page=config.page, push=config.checkpoint.push)
 
 
 def load_run(folder: Path) -> RunFiles:
@@ -215,6 +218,7 @@ def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
         ConfigError: the file differs from the one that the run was opened with, or there is no run.
         VersionError, StorageError: as `load_run`.
     """
+    check_push_address(config)
     run = load_run(folder)
     if key := _difference(config, run):
         raise ConfigError(
@@ -222,7 +226,7 @@ def reopen_run(run_file: Path, config: RunFile, folder: Path) -> RunFiles:
             "the file that the run was opened with",
             _what_to_do(key, run),
         )
-    return replace(run, page=config.page)
+    return replace(run, page=config.page, push=config.checkpoint.push)
 
 
 def _what_to_do(key: str, run: RunFiles) -> str:
@@ -263,6 +267,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     check_start_tokenizer(config, base, tokenizer)
+    tasks = [packed_task(task, base, tokenizer, config.model.context_tokens) for task in config.evaluate]
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
@@ -282,6 +287,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 start=start,
                 base=frozen,
                 routing=routing,
+                tasks=tasks,
                 has_counts=data.counts_some,
                 has_starts=data.isolate,
                 source_names=data.source_names,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -28,6 +28,8 @@ from coordinator.progress.run_view import (
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
+from coordinator.push.push_core import PushState
+from coordinator.scores.score_core import TaskCurve, TaskPoint
 from coordinator.status.peer_series import PeerSeries, peer_series
 
 
@@ -55,7 +57,8 @@ NO_REACH: Final = Reach()
 @dataclass(frozen=True, slots=True)
 class Moment:
     """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, the
-    run's past, and whether its peers can meet. `trouble` is a problem of the host's machine in one sentence, empty for none.
+    run's past, and whether its peers can meet. `trouble` is a problem of the host's machine in one sentence, empty for none. `scores`
+    are the curves of the run's tasks. `push` tells of pushes of checkpoints, None where there are none.
     """
 
     picture: RunPicture
@@ -65,6 +68,8 @@ class Moment:
     trouble: str = ""
     past: RunPast = NO_PAST
     reach: Reach = NO_REACH
+    scores: Sequence[TaskCurve] = ()
+    push: PushState | None = None
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -95,6 +100,17 @@ def _of_experts(moment: Moment) -> Samples:
         nats = _newest(moment, expert_kind(expert))
         if nats is not None:
             yield (unit.unit,), nats
+
+
+def _tasks(value: Callable[[TaskPoint], float | None], moment: Moment) -> Samples:
+    for curve in moment.scores:
+        number = value(curve.newest) if curve.newest is not None and curve.task.section.kind != "prompts" else None
+        if number is not None:
+            yield (curve.task.section.name,), number
+
+
+def _missing_parts(moment: Moment) -> Samples:
+    return tuple(((c.task.section.name,), float(len(c.points[-1].missing))) for c in moment.scores if c.points)
 
 
 def _units(value: Callable[[UnitHolders], float], moment: Moment) -> Samples:
@@ -300,6 +316,34 @@ COORDINATOR_METRICS: Final = (
         lambda m: _one(_newest(m, "prose")),
     ),
     CoordinatorMetric(
+        "potluck_run_task_accuracy_ratio",
+        "gauge",
+        "Share of a task's questions whose right choice is the likeliest, at the newest commit that was measured whole.",
+        partial(_tasks, lambda point: point.acc),
+        ("task",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_task_normalised_accuracy_ratio",
+        "gauge",
+        "The same by likelihood for each byte of a choice.",
+        partial(_tasks, lambda point: point.acc_norm),
+        ("task",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_task_round_index",
+        "gauge",
+        "Round of that commit.",
+        partial(_tasks, lambda point: point.index),
+        ("task",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_task_missing_parts",
+        "gauge",
+        "Parts of a task without a score, at the newest commit that has one of any part.",
+        _missing_parts,
+        ("task",),
+    ),
+    CoordinatorMetric(
         "potluck_run_round_coverage_ratio",
         "gauge",
         "Share of members times chunks that the last round summed.",
@@ -338,6 +382,18 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Unix time of the newest checkpoint.",
         lambda m: _one(m.picture.checkpoints[-1].written_unix_s if m.picture.checkpoints else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_push_time_seconds",
+        "gauge",
+        "Unix time at which the newest checkpoint was verified at the address for pushes.",
+        lambda m: _one(m.push.unix_s if m.push is not None and m.push.pushed else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_failed_pushes",
+        "counter",
+        "Pushes of checkpoints that failed.",
+        lambda m: _one(m.push.failures if m.push is not None else None),
     ),
     CoordinatorMetric(
         "potluck_coordinator_disk_free_bytes",

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import Json, now_json, public_json, status_json
+from coordinator.scores.score_core import curve_json, num_scores
 from coordinator.status.metrics import Moment, render_metrics
 from coordinator.status.model_downloads import ModelDownloads
 from protocol.errors import PotluckError
@@ -83,14 +84,15 @@ class _Pages:
     streams: _Streams = field(default_factory=_Streams)
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
-    def shown(self, status: Json, trouble: str) -> Json:
-        """The status with the host's words, the view's name and a problem of this machine, limited to what the view may show."""
+    def shown(self, status: Json, moment: Moment) -> Json:
+        """The status with the host's words, the view's name, and what is known of this machine, limited to what the view may show."""
         own: Json = {
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
             "gives_model": self.is_public and self.source.downloads is not None,
         }
-        status = {**status, "trouble": trouble}
+        push = moment.push.as_json(moment.now_s) if moment.push is not None else None
+        status = {**status, "trouble": moment.trouble, "push": push}
         return {**(public_json(status) if self.is_public else status), **own}
 
     def now(self, moment: Moment) -> Json:
@@ -98,13 +100,15 @@ class _Pages:
         newest = self.source.events(1)
         number = newest[-1].number if newest else 0
         now = now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
-        return {**self.shown(now, moment.trouble), "last_event": number}
+        return {**self.shown(now, moment), "last_event": number, "num_scores": num_scores(moment.scores)}
 
     async def status(self, _request: Request) -> Response:
         """The whole status."""
         moment = self.source.snapshot()
         status = status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
-        return AsciiJson(self.shown(status, moment.trouble), headers=SAFE_HEADERS)
+        tasks = [curve_json(curve) for curve in moment.scores]
+        scores = {"tasks": tasks, "num_scores": num_scores(moment.scores)}
+        return AsciiJson({**self.shown(status, moment), **scores}, headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""

@@ -132,6 +132,34 @@ def _bytes_line(units: Mapping[object, object]) -> str:
     return f"moved by the peers: {'; '.join(shown)}"
 
 
+def _task_line(task: Mapping[str, object]) -> str:
+    """A task's newest whole score, the parts that the newest round lacks, and what a blind guess would have."""
+    points = rows_of(task.get("points"))
+    whole = [point for point in points if point.get("acc") is not None]
+    shown = "not measured yet"
+    if task.get("kind") == "prompts":
+        shown = f"answers of round {task.get('answered_index')}" if task.get("answers") else "no answers yet"
+    elif whole:
+        acc, by_length = (100 * _number(whole[-1], name) for name in ("acc", "acc_norm"))
+        chance = 100 * _number(task, "chance")
+        shown = (
+            f"{acc:.1f}% right, {by_length:.1f}% for each byte, at round {whole[-1].get('index')}; chance {chance:.1f}%"
+        )
+    missing = points[-1].get("missing") if points else None
+    if isinstance(missing, list) and missing:
+        parts = ", ".join(map(str, missing))
+        shown += f"; of round {points[-1].get('index')} part {parts} of {task.get('parts')} is missing"
+    return f"{task.get('name')}: {shown}"
+
+
+def _push_line(push: Mapping[str, object]) -> str:
+    """The newest checkpoint that was pushed, and why a newer one was not."""
+    shown = f"round {push.get('index')} is verified there" if push.get("pushed") else "nothing is there yet"
+    if push.get("reason"):
+        shown += f"; failed: {push['reason']}; again in {duration(push.get('again_in_s'))}"
+    return f"checkpoints pushed to {push.get('url')}: {shown}"
+
+
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
     held_by = ", ".join(named(names, peer) for peer in holders) if isinstance(holders, list) else ""
@@ -203,8 +231,11 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.append(_sources_line(sources))
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
+    lines.extend(_task_line(task) for task in rows_of(status.get("tasks")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
+    if isinstance(push := status.get("push"), dict):
+        lines.append(_push_line(push))
     if isinstance(words := status.get("page"), dict):
         lines.extend(f"{key}: {words[key]}" for key in ("description", "contact", "join") if key in words)
     # States, names and reasons come from other peers: their control characters must not reach the terminal.

@@ -380,6 +380,16 @@ class CoordinatorClient:
             return proof.secret, None
         return b"", pb.Sealed.FromString(await self._seal(PROBE_DOMAIN, b"", proof.credential))
 
+    async def send_score(self, sealed: bytes) -> None:
+        """Bring a signed score to the host, which keeps it as it is.
+
+        Raises:
+            TemporaryError: it is not this peer's turn yet, or the host does not know the commit yet; later it may take it.
+            RefusedError, RemoteProtocolError: it will not take it.
+            UnreachableError, CallTimeout: nobody answers.
+        """
+        await self._call("Score", pb.Sealed(envelope=sealed).SerializeToString())
+
     async def list_checkpoints(self) -> Sequence[CheckpointEntry]:
         """The checkpoints that the host holds, oldest first. Raises as `report`."""
         return decode_checkpoints(await self._call("ListCheckpoints", await self._seal(LIST_DOMAIN, b"")))

@@ -19,6 +19,7 @@ from averaging.models.attention import Documents
 from averaging.models.family import LayerCall, blocks_of, call_layer, run_layers
 from peer.models.chunked_loss import chunked_cross_entropy
 from peer.models.frozen_linear import product
+from peer.models.likelihood import likeliest_of_marked, sums_of_marked
 from protocol.errors import LocalProtocolError
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.tensor_schema import TensorSchema
@@ -137,6 +138,21 @@ class Decoder(Spine):
         if marks.documents is None:
             return self.loss_of(tokens_BT, targets_BT, marks=marks)
         return self.loss_of(tokens_BT, targets_BT, None, marks.documents, marks=marks)
+
+    def log_likelihoods(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, marked_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """(B,) float64: the log-likelihood of the next tokens (B, T) int64 at the marked places (B, T), summed for each sequence."""
+        return sums_of_marked(self.hidden(tokens_BT), self._whole_head(), targets_BT, marked_BT)
+
+    def likeliest(self, tokens_BT: torch.Tensor, marked_BT: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """(B,) int64: the likeliest token below `vocab_size` after the one marked place of each sequence; 0 where none is marked."""
+        return likeliest_of_marked(self.hidden(tokens_BT), self._whole_head(), marked_BT, vocab_size)
+
+    def _whole_head(self) -> torch.Tensor:
+        if self.head_weight is None:
+            raise LocalProtocolError("a model without head", "a whole one")
+        return self.head_weight
 
 
 def parameters_in_order(model: nn.Module, schema: TensorSchema) -> list[nn.Parameter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from peer.training.replica.replica import Replica
 from peer.training.replica.text_batches import TextBatch
 from protocol.errors import TemporaryError
 from protocol.tensors.tensor_schema import TensorSchema
+
+T = TypeVar("T")
 
 HELDOUT_WINDOWS: Final = 64
 EVALUATED_WINDOWS: Final = 16
@@ -61,16 +63,26 @@ class Evaluation:
         """
         starts = reader.aligned(heldout_windows(HELDOUT_WINDOWS, reader.spans, self._window), self._window)
         num_counted = reader.num_counted(starts, self._window) if reader.is_marked else 0
+
+        def measured(size: int) -> float:
+            losses = [
+                float(self._loss_of(self._batch_of(reader, part.starts), expert, num_counted))
+                * part.factor(is_marked=reader.is_marked)
+                for part in self._share.parts(starts, size)
+            ]
+            return sum(losses)
+
+        return self._replica.sum_over_ranks(self.within_memory(values, micro_batch, measured))
+
+    def within_memory(self, values: Sequence[torch.Tensor], micro_batch: int, measured: Callable[[int], T]) -> T:
+        """Run `measured` with other parameters in place of the replica's own. It gets the most sequences that it may compute at
+        a time, and is called again with fewer where the card's memory is not enough. Arguments and errors as of `nats`.
+        """
         while True:
             size = min(self._most_windows, micro_batch or 1)
             try:
                 with self._replica.standing_in(values, steps_aside=self._steps_aside):
-                    losses = [
-                        float(self._loss_of(self._batch_of(reader, part.starts), expert, num_counted))
-                        * part.factor(is_marked=reader.is_marked)
-                        for part in self._share.parts(starts, size)
-                    ]
-                return self._replica.sum_over_ranks(sum(losses))
+                    return measured(size)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or not self._share.is_all:  # other ranks wait within a pass
                     raise

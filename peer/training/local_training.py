@@ -37,7 +37,9 @@ from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
 from peer.training.replica.text_batches import Batches, TextBatch, unread_batch
+from peer.training.scorer import Scorer
 from peer.training.training_plan import TrainingPlan
+from peer.training.worker_channel import Scored, ScoreOrder
 from protocol.errors import LocalProtocolError
 
 
@@ -151,6 +153,7 @@ class LocalTrainer:
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)
         self._prose = plan.reader(plan.prose_shards)
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
+        self._scorer = Scorer(self._replica, self._evaluation, self._share, plan.model.context_tokens)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
         kept = None if kept is None else moments_path(kept, self.group)
@@ -366,6 +369,18 @@ class LocalTrainer:
             for each in experts
         ]
         return sum(losses) / len(losses)
+
+    def scored(
+        self, anchors: torch.Tensor | Sequence[torch.Tensor], order: ScoreOrder, most: int | None = None
+    ) -> Scored:
+        """Score an order's sequences by other parameters, at most `most` at a time, or as many as in training. Raises as
+        `Scorer.scored`.
+
+        Args:
+            anchors: as of `evaluate`.
+        """
+        values = values_of(self._replica, anchors, self.units.schemas)
+        return self._scorer.scored(values, order, self.micro_batch if most is None else most)
 
     def _heldout_bytes_per_token(self, expert: int | None) -> float:
         of_experts = self.plan.expert_heldout_bytes_per_token

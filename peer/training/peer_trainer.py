@@ -11,6 +11,7 @@ from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnch
 from averaging.rounds.traffic.spans import Record
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
+from peer.training.worker_channel import Scored, ScoreOrder
 
 
 class PeerTrainer(Protocol):
@@ -84,6 +85,10 @@ class PeerTrainer(Protocol):
             LossNotFinite: these parameters have none.
             DoesNotFit: no card has the memory for it.
         """
+        ...
+
+    async def score(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers by the whole model's parameters. Training waits meanwhile. Raises as `evaluate`."""
         ...
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:

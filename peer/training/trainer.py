@@ -26,6 +26,7 @@ import trio
 
 from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
+from peer.training.anchor_measures import AnchorMeasures
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Mesh
@@ -37,6 +38,7 @@ from peer.training.training_process import (
     Replies,
     Said,
     TrainingProcess,
+    card_words_of,
     last_words,
     no_process,
     restart_pause_s,
@@ -49,13 +51,12 @@ from peer.training.worker_channel import (
     OutOfMemory,
     Progress,
     Reply,
+    Scored,
+    ScoreOrder,
     frame,
 )
 from peer.training.worker_errors import (
-    NO_ROOM_TO_EVALUATE,
-    DoesNotFit,
     WorkerDied,
-    all_finite,
     misfit_reason,
     ran_out_words,
     smaller_plan,
@@ -99,6 +100,9 @@ class WorkerTrainer:
         self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
         """The anchor of each unit, from which the next worker starts."""
         self._command_lock = trio.Lock()
+        self._measures = AnchorMeasures(
+            self._rooms, self._command_lock, self._until_ready, self._exchange, lambda: self._misfit
+        )
         self._starting = trio.CancelScope()
         self._ready = trio.Event()
         self._replies = Replies()
@@ -197,32 +201,11 @@ class WorkerTrainer:
         self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
     ) -> HeldoutLosses:
         """Held-out losses, once no snapshot takes the room, unless there are several units. Raises as `PeerTrainer.evaluate`."""
-        while not self._misfit:
-            await self._rooms.until_room()
-            async with self._command_lock:
-                await self._until_ready()
-                if self._rooms.has_room:  # else a snapshot was taken meanwhile
-                    return await self._evaluated(read, experts or (None,), has_prose=has_prose)
-        raise DoesNotFit(self._misfit)
+        return await self._measures.losses(read, experts, has_prose=has_prose and bool(self._plan.prose_shards))
 
-    async def _evaluated(self, read: ReadAnchors, experts: Sequence[int | None], *, has_prose: bool) -> HeldoutLosses:
-        areas, rooms = self._rooms.for_evaluation()
-        try:
-            await read(rooms)
-            losses = [await self._loss_of(Command(op="evaluate", expert=expert, areas=areas)) for expert in experts]
-            if not has_prose or not self._plan.prose_shards:
-                return HeldoutLosses(tuple(losses))
-            return HeldoutLosses(tuple(losses), await self._loss_of(Command(op="evaluate_prose", areas=areas)))
-        finally:
-            self._rooms.evaluated(areas)
-
-    async def _loss_of(self, command: Command) -> float:
-        reply = await self._exchange(command)
-        if reply is None:
-            raise WorkerDied("the training process died while evaluating", "a loss", "it is being restarted")
-        if reply.does_not_fit:
-            raise DoesNotFit(NO_ROOM_TO_EVALUATE)
-        return all_finite((reply.loss_nats,))[0]
+    async def score(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers by the whole model's parameters, once there is room. Raises as `PeerTrainer.evaluate`."""
+        return await self._measures.scored(read, order)
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Current counters, with the ready tokens of this unit."""
@@ -423,7 +406,7 @@ class WorkerTrainer:
 
     async def _listen(self, rank: int, incoming: MessageReader) -> Said:
         if rank:
-            return await last_words(incoming, partial(self._hear, rank))
+            return await last_words(incoming, partial(card_words_of, self._cards.take, rank))
         with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
             return await last_words(incoming, self._take)
         self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
@@ -435,11 +418,6 @@ class WorkerTrainer:
         return Progress(
             step=step, tokens_ready=0, others_ready=others, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
         )
-
-    def _hear(self, rank: int, event: Reply | Progress) -> None:
-        """A rank that follows the first one tells of its card. The counters are the first one's."""
-        if isinstance(event, Progress):
-            self._cards.take(rank, event.card, event.card_report)
 
     def _take(self, event: Reply | Progress) -> None:
         if isinstance(event, Reply):

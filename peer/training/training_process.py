@@ -23,6 +23,7 @@ import trio
 from pydantic import BaseModel
 
 from averaging.system.machine_limits import read_cores
+from peer.training.plan.card_report import CardReport
 from peer.training.supervision.ends_core import EndKind, RankEnd, cause_of
 from peer.training.supervision.meeting_folder import meeting_folder, meeting_roots
 from peer.training.training_plan import TrainingPlan
@@ -131,6 +132,14 @@ async def last_words(incoming: MessageReader, take: Callable[[Reply | Progress],
             return event
         take(event)
     return None
+
+
+def card_words_of(
+    take: Callable[[int, str | None, CardReport | None], None], rank: int, event: Reply | Progress
+) -> None:
+    """Pass on what a rank that follows the first one tells of its card. The counters are the first one's."""
+    if isinstance(event, Progress):
+        take(rank, event.card, event.card_report)
 
 
 class TrainingProcess:

@@ -36,6 +36,7 @@ Op = Literal[
     "shift",
     "evaluate",
     "evaluate_prose",
+    "score",
     "slow",
     "pause",
     "resume",
@@ -54,12 +55,36 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ScoreOrder(_Message):
+    """Sequences of tokens to score with other parameters.
+
+    sequences: each of 2 to `context_tokens + 1` tokens, or of at least one for an answer. num_scored: of each, how many of its last
+    tokens count towards its log-likelihood; empty where tokens are to be chosen. num_answer_tokens: how many likeliest tokens to
+    choose after each sequence at most, below `vocab_size`, until the token `end`.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+    num_scored: tuple[int, ...] = ()
+    num_answer_tokens: int = 0
+    vocab_size: int = 0
+    end: int = 0
+
+
+class Scored(_Message):
+    """The result for each sequence of an order: the log-likelihood in nats, None where it is not finite; or the tokens chosen,
+    with `end` where it was reached.
+    """
+
+    log_likelihoods: tuple[float | None, ...] = ()
+    answers: tuple[tuple[int, ...], ...] = ()
+
+
 class Command(_Message):
     """A command for the worker. It answers with a Reply of the same number at the next step boundary.
 
     number: position among the commands of a worker's life; set when it is sent. op: load (theta <- values), snapshot (OUT <- theta),
-    shift (theta <- theta + values), evaluate (their loss), evaluate_prose, pause, resume, slow (train at 1 / factor), stop. The first
-    three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together.
+    shift (theta <- theta + values), evaluate (their loss), evaluate_prose, score (by them), pause, resume, slow (train at
+    1 / factor), stop. The first three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together.
     `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After a snapshot no step is
     taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait. `area` holds the values
     of a load or a shift, `areas` those of each unit to be evaluated; none if all lie in `IN`.
@@ -77,6 +102,7 @@ class Command(_Message):
     expert: int | None = None
     area: Area = Area.IN
     areas: tuple[Area, ...] = ()
+    score: ScoreOrder | None = None
 
     def numbered(self, number: int) -> Command:
         """A copy with its number, as it is sent to the worker."""
@@ -95,6 +121,7 @@ class Reply(_Message):
     step: int = 0
     loss_nats: float | None = None
     does_not_fit: bool = False
+    scored: Scored | None = None
 
 
 class Progress(_Message):

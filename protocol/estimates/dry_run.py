@@ -50,11 +50,14 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
         section = getattr(config, section_name)
         if section is None:
             continue  # a section of other kinds of run
-        for name in type(section).model_fields:
-            origin = file if name in section.model_fields_set else "default"
-            # the one key whose default follows from other sections
-            value = config.chunk_elements if name == "chunk_elements" else getattr(section, name)
-            yield Setting(f"{section_name}.{name}", origin, value)
+        tables = section if isinstance(section, tuple) else (section,)
+        for table in tables:
+            prefix = f"{section_name}.{table.name}" if isinstance(section, tuple) else section_name
+            for name in type(table).model_fields:
+                origin = file if name in table.model_fields_set else "default"
+                # the one key whose default follows from other sections
+                value = config.chunk_elements if name == "chunk_elements" else getattr(table, name)
+                yield Setting(f"{prefix}.{name}", origin, value)
 
 
 def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:

@@ -155,6 +155,36 @@ class ExpertLossBody(_message.Message):
     nats: float
     def __init__(self, expert: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
 
+class ScoreBody(_message.Message):
+    __slots__ = ("task", "commit", "index", "part", "num_items", "num_right", "num_right_by_length", "answers")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_RIGHT_BY_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    commit: bytes
+    index: int
+    part: int
+    num_items: int
+    num_right: int
+    num_right_by_length: int
+    answers: _containers.RepeatedCompositeFieldContainer[AnswerBody]
+    def __init__(self, task: _Optional[str] = ..., commit: _Optional[bytes] = ..., index: _Optional[int] = ..., part: _Optional[int] = ..., num_items: _Optional[int] = ..., num_right: _Optional[int] = ..., num_right_by_length: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[AnswerBody, _Mapping]]] = ...) -> None: ...
+
+class AnswerBody(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScoreReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReportBody(_message.Message):
     __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s", "double_votes", "nickname", "team", "source_tokens")
     STATE_FIELD_NUMBER: _ClassVar[int]

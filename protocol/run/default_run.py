@@ -67,6 +67,12 @@ codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the 
 every_rounds = 5
 keep = 3                       # the newest ones
 keep_every = 10                # and permanently one in this many
+# push = "file:///mnt/models"  # each new one also there, with its export; or s3://, gs://, hf://
+
+# [[evaluate]]                 # what the model can do, with shards = "data"; as many of these as you like
+# name = "plain-facts"
+# file = "built-in:plain-facts"  # or JSON lines of your own, with question, choices and answer
+# every_rounds = 10
 
 # [page]                       # your words on the pages of the run; they may change at any start of the host
 # description = "A model of our own letters, for everybody"  # plain text, at most 500 letters

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from protocol.run.push_url import url_problem
 from protocol.run.section import Section
+
+
+def _checked_url(url: str) -> str:
+    if url and (problem := url_problem(url)):
+        raise ValueError(problem)
+    return url
 
 
 class AdmissionSection(Section):
@@ -27,3 +34,8 @@ class CheckpointSection(Section):
 
     keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
     """One in this many checkpoints is kept permanently; 0 for none."""
+
+    push: Annotated[str, Field(exclude=True, max_length=1024), AfterValidator(_checked_url)] = ""
+    """Address to which each new checkpoint and its export go: file://, s3://, gs:// or hf://. The host's alone, and may change at any
+    start. Credentials come from the environment.
+    """

@@ -25,6 +25,7 @@ from protocol.rounds.schedule.target import RoundTarget
 from protocol.run.adapter_section import AdapterSection, adapter_contradiction
 from protocol.run.data_section import DataSection, data_contradiction
 from protocol.run.default_run import default_toml
+from protocol.run.evaluate_section import EvaluateSection, tasks_problem
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
 from protocol.run.host_sections import AdmissionSection, CheckpointSection
 from protocol.run.page_section import NO_WORDS, PageSection
@@ -56,8 +57,8 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 MAX_RUN_TOML_BYTES: Final = 1 << 20
 """`potluck init` writes about 2,000 bytes. A much longer file is of another kind, and is refused before it is read to its end."""
 
-_OTHER_KINDS: Final = ("experts", "pipeline", "adapter")
-"""Sections of some kinds of run. A manifest of another kind does not name them."""
+_SECTIONS_OF_SOME: Final = ("experts", "pipeline", "adapter", "evaluate")
+"""Sections that a manifest has only where the run has them."""
 
 _FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members", "max_members"])
 """Keys of the run section that every manifest has."""
@@ -116,13 +117,14 @@ class RunConfig(Section):
     experts: ExpertsSection | None = None
     pipeline: PipelineSection | None = None
     adapter: AdapterSection | None = None
+    evaluate: Annotated[tuple[EvaluateSection, ...], Field(strict=False)] = ()
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         values: dict[str, dict[str, object] | None] = handler(self)
         if (section := values.get("round")) is not None:
             section["chunk_elements"] = self.chunk_elements  # peers agree on the number, not on how it is found
-        return {n: value for n, value in values.items() if n not in _OTHER_KINDS or value is not None}
+        return {n: value for n, value in values.items() if n not in _SECTIONS_OF_SOME or value}
 
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:
@@ -136,6 +138,8 @@ class RunConfig(Section):
                 f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
             )
         if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
+            raise ValueError(problem)
+        if problem := tasks_problem(self.evaluate, self.run.shards):
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)

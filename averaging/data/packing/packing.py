@@ -20,9 +20,11 @@ from averaging.data.shard_form import TokenBytes, packed_shard
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
+    PackedTask,
     RouterEntry,
     ShardEntry,
     SourceEntry,
+    TaskEntry,
     TextBytes,
     TokenizerEntry,
     write_whole,
@@ -131,6 +133,7 @@ class Packing:
         start: bytes of the initial weights, little-endian float32; they become the last shards.
         base: the weights of the frozen base; None in a run without an adapter.
         routing: the experts of each document; None in a run without experts.
+        tasks: files of the tasks that measure models.
         has_counts: whether only some tokens count, so that shards say which.
         has_starts: whether shards say where documents begin.
         source_names: of a mixture, each of which has shards of its own; empty for no mixture.
@@ -142,6 +145,7 @@ class Packing:
     start: memoryview = NO_START
     base: BaseWeights | None = None
     routing: Routing | None = None
+    tasks: Sequence[PackedTask] = ()
     has_counts: bool = False
     has_starts: bool = False
     source_names: Sequence[str] = ()
@@ -284,7 +288,14 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         text_bytes=_text_bytes(parts, packing.experts) if has_words else None,
         router=_write_router(packing, folder, parts, has_words=has_words),
         sources=_sources(packing, parts, has_words=has_words),
+        tasks=_write_tasks(packing.tasks, folder),
     )
+
+
+def _write_tasks(tasks: Sequence[PackedTask], folder: Path) -> list[TaskEntry] | None:
+    for task in tasks:
+        write_whole(folder / task.entry.sha256, task.data)
+    return [task.entry for task in tasks] or None
 
 
 def _chosen(routing: Routing, document: int) -> tuple[int, ...]:

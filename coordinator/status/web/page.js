@@ -61,6 +61,7 @@ function header() {
   el("progress").textContent = `${big(now.total_tokens)} of ${big(now.target_total_tokens)} tokens${left}`;
   const notes = [];
   if (now.trouble) notes.push(`${now.trouble[0].toUpperCase()}${now.trouble.slice(1)}.`);
+  if (now.push && now.push.reason) notes.push(`The newest checkpoint was not pushed: ${now.push.reason}.`);
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
   if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen.`);
@@ -111,6 +112,33 @@ function curves() {
   if (units.length && !areStages()) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
     points: points(full.heldout_experts[u.unit] || []) }))], [], v => v.toFixed(3));
   draw("speed", [{ label: "tokens per second", colour: "--a", points: full.speeds }], [], big);
+}
+
+const percent = share => share == null ? "" : `${(100 * share).toFixed(1)}%`;
+
+// Prompts and answers are text of others.
+function tasks() {
+  const all = full.tasks || [], asked = all.filter(t => t.kind !== "prompts"), said = all.filter(t => t.kind === "prompts");
+  el("of-tasks").hidden = !all.length;
+  if (!all.length) return;
+  el("tasks").hidden = !asked.length;
+  if (asked.length) draw("tasks", asked.map((t, i) => ({ label: t.name, stroke: expertColour(i),
+    points: t.points.filter(p => p.acc_norm != null).map(p => [p.tokens, p.acc_norm]) })),
+    asked.map(t => ({ label: `${t.name} by chance`, value: t.chance, dash: [2, 3] })), percent);
+  table("scores", [["task"], ["questions", "n"], ["likeliest", "n"], ["for each byte", "n"], ["by chance", "n"], ["round", "n"], ["missing", "w"]],
+    asked.map(t => {
+      const whole = t.points.filter(p => p.acc != null), newest = whole[whole.length - 1], last = t.points[t.points.length - 1];
+      const missing = last && last.missing.length ? `round ${last.index}: part ${last.missing.join(", ")} of ${t.parts}` : "";
+      return [t.name, String(t.num_items), newest ? percent(newest.acc) : "not yet", newest ? percent(newest.acc_norm) : "",
+        percent(t.chance), newest ? String(newest.index) : "", missing];
+    }));
+  el("answers").replaceChildren(...said.map(t => {
+    const box = make("details"), list = make("dl");
+    box.open = true;
+    box.append(make("summary", `${t.name}: ${t.answers.length ? `the model's own words at round ${t.answered_index}` : "no answer yet"}`), list);
+    for (const each of t.answers) list.append(make("dt", each.prompt), make("dd", each.answer));
+    return box;
+  }));
 }
 
 function readRound(round) {
@@ -288,6 +316,7 @@ async function readAll() {
     full = await (await fetch("api/status")).json();
     now = { ...now, ...full };
     curves();
+    tasks();
     timeline(full.rounds, names(), readRound);
     checkpoints();
   } finally { setTimeout(() => { fetching = false; }, AGAIN_MS); }
@@ -296,7 +325,7 @@ async function readAll() {
 async function show(status) {
   now = status;
   el("lost").hidden = true;
-  if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points
+  if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points || full.num_scores !== now.num_scores
       || full.num_checkpoints !== now.num_checkpoints) await readAll();
   header();
   if (full) { cards(); peers(); experts(); lanes(); }
@@ -324,7 +353,7 @@ function listen() {
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 30000);
   };
 }
-const redraw = () => { if (full) { curves(); timeline(full.rounds, names(), readRound); } };
+const redraw = () => { if (full) { curves(); tasks(); timeline(full.rounds, names(), readRound); } };
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 150); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

@@ -20,6 +20,7 @@ from peer.training.plan.card_state import CardState
 from peer.training.supervision.cards_told import Without
 from peer.training.trainer import OWNER_HOLDS
 from peer.training.training_plan import TrainingPlan
+from peer.training.worker_channel import Scored, ScoreOrder
 from peer.training.worker_errors import WorkerDied
 from peer.training.worker_process import EarlyWorker
 
@@ -137,6 +138,10 @@ class IslandTrainer:
     ) -> HeldoutLosses:
         """Held-out losses from one island; the others train on. Raises as `WorkerTrainer.evaluate`."""
         return await self._islands.on_one(lambda island: island.evaluate(read, experts, has_prose=has_prose))
+
+    async def score(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers, from one island. Raises as `evaluate`."""
+        return await self._islands.on_one(lambda island: island.score(read, order))
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """The counters of all islands together, with the ready tokens of this unit."""

@@ -22,6 +22,9 @@ from peer.training.plan.card_plan import Precision
 from peer.training.ranks.process_group import Wires
 from protocol.errors import MachineError
 
+_FORWARD_METHODS = ("loss", "log_likelihoods", "likeliest")
+"""Methods of a model that gather its parameters, as its forward pass does. Not every model has all of them."""
+
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -138,7 +141,9 @@ def shard_model(
         cast(Any, layer).forward = partial(_run_inside, inside, layer)
         fully_shard(layer, mesh=mesh, mp_policy=narrow, reshard_after_forward=not keeps_parameters)
     fully_shard(model, mesh=mesh, mp_policy=wide, reshard_after_forward=False)
-    register_fsdp_forward_method(model, "loss")
+    for method in _FORWARD_METHODS:
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are parts of a sum already
             module.set_gradient_divide_factor(1.0)

@@ -11,8 +11,11 @@ from coordinator.ledger.ledger import LossPoint
 from coordinator.progress.run_view import PeerEntry
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
+from coordinator.push.push_core import PushState
+from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint
 from coordinator.status.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
 from protocol.ids import UnitName
+from protocol.run.evaluate_section import EvaluateSection
 from tests.coordinator.progress.test_run_view import A, B, peer, picture, timed
 
 
@@ -30,6 +33,19 @@ def text() -> str:
     units = tuple(UnitHolders(UnitName(f"expert-{expert}"), (A,), 7, kept_index=6) for expert in range(2))
     shown = replace(picture((alone, timed(3, 300, 100)), points), min_members=2, units=units)
     return render_metrics(lambda: Moment(shown, counts, 100.0, DiskRoom(3, 30), reach=Reach(3, 2, 1))).decode()
+
+
+def test_scores_are_those_of_the_newest_commit_that_was_measured_whole() -> None:
+    task = ScoredTask(EvaluateSection(name="facts", file="f", parts=2), 4, 0.25)
+    curve = TaskCurve(task, (TaskPoint(2, 300, 4, 2, 3), TaskPoint(4, 600, 2, 2, 2, missing=(1,))))
+    push = PushState("file:///m").succeeded("x", 2, 70).failed("refused", 0.0)
+    lines = render_metrics(lambda: Moment(picture(), Counts(), 100.0, scores=(curve,), push=push)).decode().splitlines()
+    assert 'potluck_run_task_accuracy_ratio{task="facts"} 0.5' in lines
+    assert 'potluck_run_task_normalised_accuracy_ratio{task="facts"} 0.75' in lines
+    assert 'potluck_run_task_round_index{task="facts"} 2.0' in lines
+    assert 'potluck_run_task_missing_parts{task="facts"} 1.0' in lines
+    assert "potluck_coordinator_push_time_seconds 70.0" in lines
+    assert "potluck_coordinator_failed_pushes_total 1.0" in lines
 
 
 def test_every_row_of_the_table_is_rendered_with_its_help() -> None:
@@ -112,6 +128,8 @@ def test_names_carry_base_units() -> None:
         "_bans",
         "_members",
         "_lanes",
+        "_parts",
+        "_pushes",
         "_bottleneck",
         "_info",
     )

@@ -18,9 +18,12 @@ import trio
 from averaging.host.http import bind_http, serve_http
 from coordinator.progress.run_events import EventBook, RunEvent
 from coordinator.progress.run_view import RunPicture, now_json
+from coordinator.push.push_core import PushState
+from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.status_page import MAX_STREAMS, PAGE_FILES, WEB_FOLDER, RunSource, status_app
 from protocol.errors import MachineError, StorageError
+from protocol.run.evaluate_section import EvaluateSection
 from protocol.run.page_section import PageSection
 from tests.coordinator.progress.test_run_view import picture
 
@@ -44,6 +47,12 @@ def verify(folder: Path) -> str:
     return f"verified: {folder.name}"
 
 
+QUESTIONS = TaskCurve(ScoredTask(EvaluateSection(name="facts", file="f"), 4, 0.25), (TaskPoint(2, 600, 4, 2, 3),))
+WORDS = ScoredTask(EvaluateSection(name="words", file="w", kind="prompts"), 1, vocab_size=9, prompts=("<b>",))
+SCORES = (QUESTIONS, TaskCurve(WORDS, answers=(("<b>", "</script>"),), answered_index=2))
+PUSH = PushState("s3://bucket/run").failed("the bucket would not take it", 90.0)
+
+
 class Source:
     """A run that the test can change."""
 
@@ -53,7 +62,7 @@ class Source:
         self.book.note(self.picture, 100.0, 1_000)
 
     def look(self) -> Moment:
-        return Moment(self.picture, Counts(), 100.0)
+        return Moment(self.picture, Counts(), 100.0, scores=SCORES, push=PUSH)
 
     def events(self, most: int) -> tuple[RunEvent, ...]:
         return tuple(self.book.newest(most))
@@ -112,6 +121,20 @@ async def test_the_public_view_says_nothing_of_the_hosts_machine(source: Source)
     assert str(source.picture.checkpoint_folder).encode() not in status[2]
     assert not {"restarted", "missing", "bans"} & shown.keys()
     assert [code for code, _, _ in refused] == [404, 404]
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+async def test_both_views_have_the_scores_and_the_host_alone_sees_its_pushes(source: Source, is_public: bool) -> None:
+    async with serving(source, is_public=is_public) as url:
+        body = (await get(f"{url}/api/status"))[2]
+    status = json.loads(body)
+    assert [task["name"] for task in status["tasks"]] == ["facts", "words"]
+    assert (status["tasks"][0]["points"][0]["acc_norm"], status["num_scores"]) == (0.75, 1)
+    assert status["tasks"][1]["answers"] == [{"prompt": "<b>", "answer": "</script>"}]
+    assert (b"s3://bucket" in body) is not is_public
+    script = (WEB_FOLDER / "page.js").read_text(encoding="utf8")
+    assert 'make("dd", each.answer)' in script, "set as text, as all that make() is given"
+    assert "innerHTML" not in script
 
 
 @pytest.mark.parametrize("is_public", [False, True])

@@ -13,11 +13,14 @@ from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.progress.waiting_core import ALL_PAUSED, NOBODY_HERE
+from coordinator.push.push_core import PushState
+from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint, curve_json
 from coordinator.status.status_text import alerts, status_lines
 from protocol.host.reports import UnitBytes
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.round_row import Counted, counted_by_peer
+from protocol.run.evaluate_section import EvaluateSection
 from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, timed
 
 
@@ -35,6 +38,28 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
         assert word not in text
     assert "the host restarted at round 2; nothing was lost" in text
     assert "newest checkpoint: round 2" in text
+
+
+def test_lines_say_what_the_model_can_do_and_where_its_checkpoints_went() -> None:
+    facts = ScoredTask(EvaluateSection(name="facts", file="f", parts=2), 4, 0.25)
+    points = (TaskPoint(2, 300, 4, 2, 3), TaskPoint(4, 600, 2, 1, 1, missing=(2,)))
+    words = ScoredTask(EvaluateSection(name="words", file="w", kind="prompts"), 1, vocab_size=9, prompts=("a",))
+    curves = (TaskCurve(facts, points), TaskCurve(words, answers=(("a", "b"),), answered_index=4), TaskCurve(facts))
+    push = PushState("s3://b/run").succeeded("00000002-x", 2, 70).failed("it would not take it", 100.0)
+    status = {
+        **status_json(picture(), 100.0),
+        "tasks": [curve_json(each) for each in curves],
+        "push": push.as_json(100.0),
+    }
+    lines = status_lines(json.loads(json.dumps(status)))
+    assert (
+        "facts: 50.0% right, 75.0% for each byte, at round 2; chance 25.0%; of round 4 part 2 of 2 is missing" in lines
+    )
+    assert "words: answers of round 4" in lines
+    assert "facts: not measured yet" in lines
+    assert any(
+        "pushed to s3://b/run: round 2 is verified there; failed: it would not take it" in line for line in lines
+    )
 
 
 def test_what_is_unusual_says_that_peers_cannot_meet_and_how_many_contributors_are_away() -> None:

@@ -31,7 +31,7 @@ from peer.training.ranks.sharding import call_inside
 from peer.training.replica import compiling
 from peer.training.replica.compiler import Compiler
 from peer.training.training_plan import TrainingPlan
-from peer.training.worker_channel import Command, Op, SharedVectors, frame, mapping_bytes
+from peer.training.worker_channel import Command, Op, ScoreOrder, SharedVectors, frame, mapping_bytes
 from peer.worker import Worker
 from protocol.run.training_sections import InnerSection
 from tests.peer.training.ranks.rank_processes import run_ranks
@@ -198,9 +198,22 @@ def vectors(trainer: LocalTrainer) -> Found:
     found["shifted"] = _theta(trainer)
     losses = [trainer.evaluate(anchor_N), trainer.evaluate(anchor_N * 0.5)]
     found["same held-out"] = torch.tensor(losses, dtype=torch.float64)
+    if trainer.plan.mixture is None:
+        found |= _scores(trainer, anchor_N)
     found["after the evaluation"] = _theta(trainer)
     found["gradient"] = _gradients(trainer)
     return found
+
+
+def _scores(trainer: LocalTrainer, anchor_N: torch.Tensor) -> Found:
+    """Log-likelihoods and answers of sequences of several lengths, in more passes than one."""
+    sequences = tuple(tuple(range(1, length)) for length in (3, trainer.plan.model.context_tokens + 2, 6, 5))
+    scored = trainer.scored(anchor_N, ScoreOrder(sequences=sequences, num_scored=(1, 5, 5, 2)), 3)
+    short = tuple(tokens[:7] for tokens in sequences)
+    order = ScoreOrder(sequences=short, num_answer_tokens=4, vocab_size=trainer.plan.model.vocab_size, end=0)
+    answers = [token for answer in trainer.scored(anchor_N, order, 3).answers for token in answer]
+    values = torch.tensor([value or 0.0 for value in scored.log_likelihoods], dtype=torch.float64)
+    return {"log-likelihoods": values, "same answers": torch.tensor(answers, dtype=torch.float64)}
 
 
 def skipped(trainer: LocalTrainer) -> Found:

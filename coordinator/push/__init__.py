@@ -1,0 +1,1 @@
+"""Pushes the newest checkpoint and its export to a folder or bucket of the host, verified after the upload."""

@@ -1,0 +1,184 @@
+"""Copies a checkpoint and its export to an address by fsspec, and reads all of it back before it counts.
+
+    ADDRESS/00000010-0123456789abcdef/manifest.json, ...    the checkpoint's files
+    ADDRESS/00000010-0123456789abcdef/export/config.json, ...  the same model for other programs
+    ADDRESS/newest.json                                      run, checkpoint, and each file's length and SHA-256
+
+newest.json is written last, so a reader never finds half of a checkpoint by it. The checkpoint that it named before is removed then.
+Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from coordinator.checkpoints.checkpoint_export import export_checkpoint
+from coordinator.checkpoints.checkpoints import checkpoint_name, read_manifest, verify_checkpoint
+from coordinator.checkpoints.stored_file import hash_file
+from coordinator.push.push_kinds import check_push
+from protocol.errors import PotluckError, StorageError
+from protocol.ids import CommitId
+
+INDEX_NAME: Final = "newest.json"
+EXPORT_NAME: Final = "export"
+_PART_BYTES: Final = 1 << 20
+_MAX_INDEX_BYTES: Final = 1 << 20
+_CHECKPOINT_NAME: Final = re.compile(r"\d{8}-[0-9a-f]{16}")
+
+OnBytes = Callable[[int, int], None]
+"""(bytes done, all bytes): of the upload and of reading it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A checkpoint that was verified at an address: its name and round, and the bytes of its files."""
+
+    name: str
+    index: int
+    num_bytes: int
+
+
+def push_checkpoint(
+    url: str, checkpoint: Path, scratch: Path, on_bytes: OnBytes = lambda _done, _total: None
+) -> Pushed:
+    """Push a checkpoint and its export. A checkpoint that is there whole already is not sent again.
+
+    Args:
+        url: an address that `check_push` takes. Credentials come from the environment.
+        checkpoint: its folder.
+        scratch: a folder for the export, which is made and removed.
+
+    Raises:
+        ConfigError, MachineError: as `check_push`, or there is no checkpoint.
+        StorageError: the checkpoint does not verify, the address refuses, holds another run, or what is read back differs.
+    """
+    check_push(url)
+    manifest = read_manifest(checkpoint)
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        files = {path.name: path for path in sorted(checkpoint.iterdir()) if path.is_file()}
+        if manifest.experts is not None:  # it has an export for each; their weights are in the checkpoint
+            verify_checkpoint(checkpoint)
+        else:
+            export_checkpoint(checkpoint, scratch)
+            exported = sorted(path for path in scratch.iterdir() if path.is_file())
+            files |= {f"{EXPORT_NAME}/{path.name}": path for path in exported}
+        name = checkpoint_name(manifest.index, CommitId(bytes.fromhex(manifest.commit)))
+        return _Place(url).push(name, manifest.run_id, manifest.index, files, on_bytes)
+    except OSError as error:
+        raise StorageError(f"{checkpoint} cannot be read ({error.strerror})", "a readable folder") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Place:
+    """An address. Each method raises StorageError where it refuses."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # takes half a second
+
+        self._url = url
+        self._fs: Any = None
+        try:
+            options = {"auto_mkdir": True} if url.startswith("file:") else {}
+            self._fs, root = fsspec.core.url_to_fs(url, **options)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self._refused("be opened", error)
+        self._root = str(root).rstrip("/")
+
+    def push(self, name: str, run_id: str, index: int, files: Mapping[str, Path], on_bytes: OnBytes) -> Pushed:
+        before = self._index()
+        if before.get("run_id", run_id) != run_id:
+            raise StorageError(
+                f"{self._url} holds a checkpoint of another run", "an empty place, or this run's", "take another path"
+            )
+        hashes = {file: hash_file(path) for file, path in files.items()}
+        listed = {file: {"sha256": h.sha256, "num_bytes": h.num_bytes} for file, h in hashes.items()}
+        wanted = {"run_id": run_id, "checkpoint": name, "index": index, "files": listed}
+        total, done = sum(h.num_bytes for h in hashes.values()), 0
+        if before != wanted:
+            for file, path in files.items():
+                self._put(f"{name}/{file}", path)
+                self._check(f"{name}/{file}", hashes[file].sha256, hashes[file].num_bytes)
+                done += hashes[file].num_bytes
+                on_bytes(done, total)
+            self._write_index(wanted)
+            self._remove(before.get("checkpoint"), name)
+        return Pushed(name, index, total)
+
+    def _put(self, file: str, path: Path) -> None:
+        try:
+            self._fs.put_file(str(path), f"{self._root}/{file}")
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self._refused(f"take {file}", error)
+
+    def _check(self, file: str, expected_sha256: str, num_bytes: int) -> None:
+        digest, found_bytes = sha256(), 0
+        try:
+            self._fs.invalidate_cache()
+            with self._fs.open(f"{self._root}/{file}", "rb") as stream:
+                while part := stream.read(_PART_BYTES):
+                    digest.update(part)
+                    found_bytes += len(part)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self._refused(f"give {file} back", error)
+        if (digest.hexdigest(), found_bytes) != (expected_sha256, num_bytes):
+            raise StorageError(
+                f"{file} at {self._url} has {found_bytes} bytes with SHA-256 {digest.hexdigest()[:8]}",
+                f"{num_bytes} bytes with {expected_sha256[:8]}, as they were sent",
+                "it is sent again",
+            )
+
+    def _index(self) -> dict[str, object]:
+        """What newest.json says; nothing if there is none, or none of ours."""
+        data = b""
+        try:
+            self._fs.invalidate_cache()
+            with self._fs.open(f"{self._root}/{INDEX_NAME}", "rb") as stream:
+                data = stream.read(_MAX_INDEX_BYTES)
+        except FileNotFoundError:
+            return {}
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self._refused(f"be asked for {INDEX_NAME}", error)
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def _write_index(self, values: Mapping[str, object]) -> None:
+        data = (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
+        try:
+            self._fs.pipe_file(f"{self._root}/{INDEX_NAME}", data)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self._refused(f"take {INDEX_NAME}", error)
+        self._check(INDEX_NAME, sha256(data).hexdigest(), len(data))
+
+    def _remove(self, before: object, name: str) -> None:
+        """Remove the checkpoint that was the newest before. Nothing that these functions did not write has such a name."""
+        if not isinstance(before, str) or before == name or not _CHECKPOINT_NAME.fullmatch(before):
+            return
+        try:
+            self._fs.rm(f"{self._root}/{before}", recursive=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self._refused(f"remove {before}", error)
+
+    def _refused(self, what: str, error: Exception) -> NoReturn:
+        if isinstance(error, PotluckError):
+            raise error
+        # the error's own words may hold a signed address, so that only its kind is told
+        cause = getattr(error, "strerror", None) or type(error).__name__
+        raise StorageError(
+            f"{self._url} would not {what} ({cause})",
+            "a place that this machine may read and write",
+            "check the address, and the credentials in the environment",
+        ) from None

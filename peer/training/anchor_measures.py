@@ -1,0 +1,82 @@
+"""Measures of other parameters than those in training: held-out losses, and scores on tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import trio
+
+from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors
+from peer.training.unit_rooms import UnitRooms
+from peer.training.worker_channel import Area, Command, Reply, Scored, ScoreOrder
+from peer.training.worker_errors import NO_ROOM_TO_EVALUATE, DoesNotFit, WorkerDied, all_finite
+
+T = TypeVar("T")
+
+
+class AnchorMeasures:
+    """Measures in the training process, between two of its steps. Errors as of `PeerTrainer.evaluate`.
+
+    Args:
+        rooms: the memory shared with the process.
+        lock: held for each command.
+        until_ready: waits until the process obeys commands.
+        exchange: sends a command and waits for its reply; None if the process died first.
+        misfit: why the model does not fit into the card's memory; empty if it does.
+    """
+
+    def __init__(
+        self,
+        rooms: UnitRooms,
+        lock: trio.Lock,
+        until_ready: Callable[[], Awaitable[None]],
+        exchange: Callable[[Command], Awaitable[Reply | None]],
+        misfit: Callable[[], str],
+    ) -> None:
+        self._rooms, self._lock = rooms, lock
+        self._until_ready, self._exchange, self._misfit = until_ready, exchange, misfit
+
+    async def losses(self, read: ReadAnchors, experts: Sequence[int], *, has_prose: bool) -> HeldoutLosses:
+        """Held-out losses of these experts, or of all together if there are none, and of the prose."""
+
+        async def measure(areas: tuple[Area, ...]) -> HeldoutLosses:
+            found = [await self._loss(Command(op="evaluate", expert=each, areas=areas)) for each in experts or (None,)]
+            prose = await self._loss(Command(op="evaluate_prose", areas=areas)) if has_prose else None
+            return HeldoutLosses(tuple(found), prose)
+
+        return await self._by_anchors(read, measure)
+
+    async def scored(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
+        """Log-likelihoods or answers by the whole model's parameters."""
+
+        async def measure(areas: tuple[Area, ...]) -> Scored:
+            return (await self._reply(Command(op="score", score=order, areas=areas))).scored or Scored()
+
+        return await self._by_anchors(read, measure)
+
+    async def _by_anchors(self, read: ReadAnchors, measure: Callable[[tuple[Area, ...]], Awaitable[T]]) -> T:
+        """Measure once no snapshot takes the room, unless there are several units."""
+        while not self._misfit():
+            await self._rooms.until_room()
+            async with self._lock:
+                await self._until_ready()
+                if self._rooms.has_room:  # else a snapshot was taken meanwhile
+                    areas, rooms = self._rooms.for_evaluation()
+                    try:
+                        await read(rooms)
+                        return await measure(areas)
+                    finally:
+                        self._rooms.evaluated(areas)
+        raise DoesNotFit(self._misfit())
+
+    async def _loss(self, command: Command) -> float:
+        return all_finite(((await self._reply(command)).loss_nats,))[0]
+
+    async def _reply(self, command: Command) -> Reply:
+        reply = await self._exchange(command)
+        if reply is None:
+            raise WorkerDied("the training process died while evaluating", "its result", "it is being restarted")
+        if reply.does_not_fit:
+            raise DoesNotFit(NO_ROOM_TO_EVALUATE)
+        return reply

@@ -1,0 +1,167 @@
+"""Pushes to a folder and to fsspec's memory, and to places that refuse, lose or change what they get."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from coordinator.checkpoints.checkpoints import verify_checkpoint
+from coordinator.push import push_kinds
+from coordinator.push.push import INDEX_NAME, push_checkpoint
+from coordinator.push.push_kinds import check_push
+from protocol.errors import ConfigError, MachineError, StorageError
+from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return checkpoint_of(tmp_path, decoder())
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    url = f"memory://bucket-{secrets.token_hex(4)}/run"
+    yield url
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_a_folder_gets_the_checkpoint_its_export_and_an_index_and_all_of_it_verifies(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "models" / "one"
+    seen: list[tuple[int, int]] = []
+    pushed = push_checkpoint(f"file://{target}", checkpoint, tmp_path / "scratch", lambda *both: seen.append(both))
+    assert verify_checkpoint(target / pushed.name).index == pushed.index
+    assert (target / pushed.name / "export" / "model.safetensors").exists()
+    index = json.loads((target / INDEX_NAME).read_text())
+    assert (index["checkpoint"], index["index"]) == (pushed.name, pushed.index)
+    assert {"manifest.json", "export/config.json"} <= index["files"].keys()
+    assert seen[-1] == (pushed.num_bytes, pushed.num_bytes)
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_the_newest_checkpoint_takes_the_place_of_the_one_before_and_nothing_else_is_touched(
+    checkpoint: Path, memory: str, tmp_path: Path
+) -> None:
+    fs, root = fsspec.core.url_to_fs(memory)
+    fs.pipe_file(f"{root}/notes.txt", b"mine")
+    first = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    index = json.loads(fs.cat_file(f"{root}/{INDEX_NAME}"))
+    old = "00000001-0123456789abcdef"
+    fs.pipe_file(f"{root}/{old}/manifest.json", b"{}")
+    fs.pipe_file(f"{root}/{INDEX_NAME}", json.dumps({**index, "checkpoint": old}).encode())
+    again = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    names = {path.removeprefix(root).strip("/").split("/")[0] for path in fs.find(root)}
+    assert (again, names) == (first, {"notes.txt", INDEX_NAME, first.name})
+    fs.pipe_file(f"{root}/{INDEX_NAME}", json.dumps({**index, "checkpoint": "../.."}).encode())
+    push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    assert fs.cat_file(f"{root}/notes.txt") == b"mine"
+
+
+def test_what_is_there_whole_is_not_sent_again(
+    checkpoint: Path, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    monkeypatch.setattr(MemoryFileSystem, "put_file", None)
+    push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+
+
+def test_a_place_with_another_run_is_left_alone(checkpoint: Path, memory: str, tmp_path: Path) -> None:
+    fs, root = fsspec.core.url_to_fs(memory)
+    fs.pipe_file(f"{root}/{INDEX_NAME}", json.dumps({"run_id": "ff" * 32, "checkpoint": "x"}).encode())
+    with pytest.raises(StorageError, match="holds a checkpoint of another run"):
+        push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    assert len(fs.find(root)) == 1
+
+
+def _refusing(cause: Exception) -> Callable[..., None]:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise cause
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("method", "cause", "found"),
+    [
+        (
+            "put_file",
+            PermissionError(13, "Permission denied"),
+            r"would not take \S*momentum.safetensors \(Permission denied\)",
+        ),
+        (
+            "put_file",
+            RuntimeError("https://host/?token=verysecret"),
+            r"would not take \S*momentum.safetensors \(RuntimeError\)",
+        ),
+        ("pipe_file", TimeoutError("verysecret"), r"would not take newest.json \(TimeoutError\)"),
+        ("open", ConnectionError("verysecret"), r"would not be asked for newest.json \(ConnectionError\)"),
+    ],
+)
+def test_a_place_that_refuses_is_one_line_without_the_words_of_its_library(
+    checkpoint: Path,
+    memory: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    cause: Exception,
+    found: str,
+) -> None:
+    monkeypatch.setattr(MemoryFileSystem, method, _refusing(cause))
+    with pytest.raises(StorageError, match=found) as caught:
+        push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    line = caught.value.one_line()
+    assert "verysecret" not in line
+    assert "\n" not in line
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_place_that_changes_what_it_gets_is_found_and_never_named_newest(
+    checkpoint: Path, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = MemoryFileSystem.put_file
+
+    def cut(fs: MemoryFileSystem, source: str, target: str, **options: Any) -> None:
+        put(fs, source, target, **options)
+        fs.pipe_file(target, fs.cat_file(target)[:-1] + b"?")
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", cut)
+    with pytest.raises(StorageError, match=r"SHA-256 .*; expected \d+ bytes with"):
+        push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    fs, root = fsspec.core.url_to_fs(memory)
+    assert not fs.exists(f"{root}/{INDEX_NAME}")
+
+
+def test_a_damaged_checkpoint_is_not_pushed(checkpoint: Path, memory: str, tmp_path: Path) -> None:
+    (weights,) = checkpoint.glob("*.momentum.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="momentum"):
+        push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    fs, root = fsspec.core.url_to_fs(memory)
+    assert not fs.exists(root)
+
+
+def test_a_kind_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_kinds, "find_spec", lambda name: None)
+    with pytest.raises(MachineError) as caught:
+        check_push("s3://bucket/run")
+    assert "s3fs is not installed" in caught.value.one_line()
+    assert 'pip install "potluck-train[s3]"' in caught.value.one_line()
+    with pytest.raises(ConfigError, match="credentials or options"):
+        check_push("s3://key:secret@bucket/run")
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalFileSystem, "put_file", _refusing(OSError(28, "No space left on device")))
+    with pytest.raises(StorageError, match="No space left on device"):
+        push_checkpoint(f"file://{tmp_path}/models", checkpoint, tmp_path / "scratch")
