@@ -86,7 +86,7 @@ def _sections() -> Iterator[tuple[str, type[BaseModel], frozenset[str]]]:
     """Title and model of each section of run.toml, and keys that are explained before. [model] has one for each family."""
     for name, field in RunFile.model_fields.items():
         if get_origin(_plain(field.annotation)) is tuple:
-            yield f"[[{name}]]", get_args(_plain(field.annotation))[0]
+            yield f"[[{name}]]", get_args(_plain(field.annotation))[0], frozenset()
             continue
         if name != "model":
             yield f"[{name}]", _plain(field.annotation), frozenset()
