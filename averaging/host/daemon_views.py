@@ -24,6 +24,9 @@ _JOINED: Final = ("RUN", "ROUND", "SIZE", "NAME")
 
 _NUMBERS_OF_RUNS: Final = frozenset({"ROUND", "TOKENS", "OF", "SIZE"})
 
+_GONE: Final = frozenset({"left", "banned", "away", "silent"})
+"""States of peers that do not take part now."""
+
 _NAMED: Final = 3
 """Members of a round that its line in the table names."""
 
@@ -199,9 +202,7 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
         (
             row.get("name") or "?",
             shown_state(row),
-            whole(row.get("index")),
-            whole(row.get("tokens_per_s")),
-            bits(row.get("loss")),
+            *_at_work(row),
             short_count(row.get("tokens_counted")),
             _lasted(row.get("here_s")),
             _lasted(row.get("last_seen_s")),
@@ -215,6 +216,13 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
         shown = [[*cell[:6], cell[7]] for cell in shown]
     right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"})
     return [*table(header, shown, right=right), *_chosen_tables(rows)]
+
+
+def _at_work(row: Row) -> tuple[str, str, str]:
+    """The cells of round, speed and loss; no speed of a peer that is gone."""
+    is_gone = shown_state(row) in _GONE
+    index = row.get("index") or None if is_gone else row.get("index")
+    return whole(index), whole(None if is_gone else row.get("tokens_per_s")), bits(row.get("loss"))
 
 
 def _chosen_tables(rows: Sequence[Row]) -> list[str]:

@@ -225,7 +225,8 @@ class LocalCommands:
         if not found:
             hosted, joined = (folder for _, folder in both)
             none = f"no run is hosted from {hosted} and none was joined from {joined}"
-            raise ConfigError(none, "the folder of a host or a peer", "name it with --state-dir")
+            remedy = "name its folder with --state-dir; or begin with: potluck join LINE, or potluck host run.toml"
+            raise ConfigError(none, "a host or a peer that ran here", remedy)
         return found
 
     def _look(self, state_dir: Path | None) -> list[DaemonView]:

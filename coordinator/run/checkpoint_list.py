@@ -16,6 +16,12 @@ from protocol.tables import bits, in_bytes, number, printable, whole
 if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
 
+NONE_YET: Final = (
+    "no checkpoint yet: a host writes one after each checkpoint.every_rounds of run.toml; on a peer's machine, take its own model: "
+    "potluck generate latest"
+)
+"""In place of an empty list."""
+
 _HEADER: Final = ("ROUND", "TOKENS", "DATE", "BITS/BYTE", "SIZE", "NAME")
 _HELDOUT: Final = "heldout"
 
@@ -79,9 +85,7 @@ def _size(path: Path) -> int | None:
 def checkpoint_lines(rows: Sequence[Row], columns: int = WIDTH) -> list[str]:
     """The list for people, in so many columns. `verify`, `export` and `generate` take its rounds and names."""
     if not rows:
-        return [
-            'no checkpoint was written or fetched yet; a peer\'s own model is "latest", as in: potluck generate latest'
-        ]
+        return [NONE_YET]
     cells = [
         (
             whole(row["index"]),

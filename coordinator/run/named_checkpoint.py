@@ -66,6 +66,12 @@ def opened_checkpoint(name: str, models: PeerModels, state_dir: Path | None = No
             )
         yield _listed(name, models, state_dir) or path  # the command says what is wrong with it
         return
+    if hosts := [place for place in places if (place / LEDGER_FILE).exists()]:
+        raise ConfigError(
+            f"the host of {hosts[0]} has written no checkpoint yet",
+            "a checkpoint",
+            "wait for one, which comes after each checkpoint.every_rounds of run.toml",
+        )
     raise ConfigError(
         f"no checkpoint and no state of a run in {' or '.join(map(str, places))}",
         "a host's or a peer's folder",

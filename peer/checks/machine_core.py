@@ -245,11 +245,6 @@ def unread(name: str, reading: Unread) -> Finding:
     return Finding(name, Level.WARN, f"could not be read: {reading.reason}")
 
 
-def in_gib(num_bytes: int) -> str:
-    """As text for people: "1.5 GiB"."""
-    return f"{num_bytes / GIB:.1f} GiB"
-
-
 def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> str:
     """The entry of a torch build's architecture list that a card of this compute capability can run; empty if there is none.
 
@@ -277,12 +272,14 @@ def _graphics(readings: Readings) -> Finding:
     rocm = _rocm_of(readings)
     if rocm is not None:
         architecture = f", {rocm.architecture}" if rocm.architecture else ""
-        return Finding("gpu", Level.OK, f"{rocm.name}{architecture}, {in_gib(rocm.memory_bytes)}; ROCm {rocm.version}")
+        return Finding(
+            "gpu", Level.OK, f"{rocm.name}{architecture}, {in_bytes(rocm.memory_bytes)}; ROCm {rocm.version}"
+        )
     if isinstance(graphics, Unread):
         return unread("gpu", graphics)
     if isinstance(graphics, Card):
         major, minor = graphics.driver_cuda
-        memory = f"{in_gib(graphics.memory_free_bytes)} of {in_gib(graphics.memory_total_bytes)} free"
+        memory = f"{in_bytes(graphics.memory_free_bytes)} of {in_bytes(graphics.memory_total_bytes)} free"
         found = f"{graphics.name}, {memory}; driver {graphics.driver}, up to CUDA {major}.{minor}"
         if device in ("auto", "cuda") and graphics.memory_free_bytes < GIB:
             return Finding("gpu", Level.WARN, found, "end other programs that use the card, or train with --device cpu")
@@ -375,8 +372,8 @@ def _memory(memory: Memory | Unread, num_parameters: int) -> Finding:
         return unread("memory", memory)
     needed_bytes = peer_memory_bytes(num_parameters)
     for_what = "the last run" if num_parameters else "a small model"
-    found = f"{in_gib(memory.available_bytes)} of {in_gib(memory.total_bytes)} free"
-    takes = f"{for_what} takes about {in_gib(needed_bytes)}"
+    found = f"{in_bytes(memory.available_bytes)} of {in_bytes(memory.total_bytes)} free"
+    takes = f"{for_what} takes about {in_bytes(needed_bytes)}"
     fix = "end other programs, or add memory or swap"
     if memory.available_bytes < MEMORY_LEAST_BYTES:
         return Finding("memory", Level.FAIL, f"{found}, {takes}", fix)

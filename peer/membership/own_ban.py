@@ -19,7 +19,7 @@ def banned(reason: str) -> RefusedError:
     """The error of a peer that its host has banned, for this reason; "" if the host gave none."""
     return RefusedError(
         f"the host banned this peer from the run{f': {reason}' if reason else ''}",
-        "a peer in good standing",
+        "",
         "ask the host",
     )
 

@@ -92,7 +92,7 @@ class StartSearch:
                         if news.start_record:
                             await self._take(news.start_record)
                         else:
-                            self._board.say("waiting", f"for the run to start: {news.reason}")
+                            self._board.say("waiting", _for_what(news.reason))
             except PotluckError as error:
                 self._board.say("waiting", f"for the host, or a peer that knows of the start: {error.found}")
                 await trio.sleep(NEWS_RETRY_S)
@@ -115,3 +115,9 @@ class StartSearch:
     async def _answer(self, peer: PeerId, _request: bytes) -> bytes:
         await self._roster.check_member(peer)
         return self._sealed
+
+
+def _for_what(host_reason: str) -> str:
+    """What a peer waits for, by the reason for which the host has not started the run."""
+    told = host_reason.removeprefix("waiting ")
+    return told if told.startswith("for ") else f"for the run to start: {host_reason}"

@@ -25,6 +25,11 @@ def own_name(status: PeerStatus) -> str:
     return called(status.name, status.nickname)
 
 
+def is_over(status: PeerStatus) -> bool:
+    """Whether this peer's part in the run is over: the run is complete, or the peer left or ended. Nothing is to come then."""
+    return status.state == "finished" or status.state.startswith(("left on ", "ended on "))
+
+
 def state_phrase(status: PeerStatus) -> str:
     """The state in words: "training", or "waiting for 3 min" with the time spent in any other state. A pause has its end in its
     reason.
@@ -41,13 +46,15 @@ def state_and_reason(status: PeerStatus) -> str:
     if status.state == "finished":  # a line of its own says that the run is complete
         return "; ".join(filter(None, (status.state, status.reason.removeprefix(RUN_IS_COMPLETE).removeprefix("; "))))
     phrase = state_phrase(status)
-    is_whole = status.state == "training" or phrase == status.reason
-    return phrase if is_whole else f"{phrase}: {status.reason}"
+    if status.state == "training" or phrase == status.reason:
+        return phrase
+    is_one_phrase = phrase == status.state and status.reason.startswith("for ")  # "waiting" and what it waits for
+    return f"{phrase} {status.reason}" if is_one_phrase else f"{phrase}: {status.reason}"
 
 
 def next_round(status: PeerStatus) -> str:
     """Progress of the next round; empty if none is to come."""
-    if not status.round_target_tokens:
+    if not status.round_target_tokens or is_over(status):
         return ""
     ready = f"next round: {status.round_tokens_ready:,} of {status.round_target_tokens:,} tokens ready"
     if status.round_share >= 1.0:
@@ -122,8 +129,7 @@ def of_the_run(status: PeerStatus) -> str:
     if not status.target_total_tokens:
         return ""
     share = f"{done_percent(status.total_tokens, status.target_total_tokens)} of the run"
-    is_open = status.eta_s is not None and status.state != "finished"
-    return f"{share}, {time_left(status.eta_s)}" if is_open else share
+    return share if status.eta_s is None or is_over(status) else f"{share}, {time_left(status.eta_s)}"
 
 
 def progress(status: PeerStatus) -> str:
@@ -170,7 +176,7 @@ def sources_read(status: PeerStatus) -> str:
 def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
     """Labelled rows: the work done, the resources used, and problems that the owner should know of."""
     rows = [
-        ("training", speed(status) if status.state != "finished" else ""),
+        ("training", "" if is_over(status) else speed(status)),
         ("plan", card_line(status)),
         ("layout", status.layout),
         *rows_of_cards(status.cards),
@@ -198,14 +204,14 @@ def status_lines(status: PeerStatus) -> list[str]:
     """The identity and the state, what is unusual, progress, then the rows of `status_rows`."""
     first = f"{own_name(status)} in {status.run or 'no run yet'}: {state_and_reason(status)}"
     lines = [printable(first), *unusual(status), *filter(None, (ending(status), progress(status)))]
-    lines += [next_round(status)] if status.round_target_tokens else []
+    lines += list(filter(None, [next_round(status)]))
     return lines + [f"{name}: {text}" for name, text in status_rows(status)]
 
 
 def _round_waits(status: PeerStatus) -> str:
     """What the next round waits for; empty where another line tells it, or the cause of it."""
     is_in_next_round = status.round_target_tokens > 0 and status.round_waiting.startswith("training: round ")
-    is_told = status.offline or is_disk_full(status) or is_in_next_round or status.state == "finished"
+    is_told = status.offline or is_disk_full(status) or is_in_next_round or is_over(status)
     return "" if is_told else status.round_waiting
 
 

@@ -23,7 +23,9 @@ from peer.training.plan.card_report import CardReport
 from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
-MAX_MESSAGE_BYTES: Final = 1 << 20
+MAX_MESSAGE_BYTES: Final = 1 << 27
+"""A plan names the path of each shard of the text."""
+
 _PART_BYTES: Final = 1 << 20
 _TOGETHER_BYTES: Final = 1 << 18
 _LONGEST_POLL_S: Final = 1e6

@@ -18,6 +18,10 @@ from peer.training.plan.cards_core import Card, CardKind, native_precision
 from peer.training.plan.layout import Mesh
 from peer.training.plan.rank_memory_core import ALONE, rank_bytes
 from protocol.run.training_sections import InnerSection
+from protocol.tables import in_bytes
+
+_SMALL_BYTES: Final = 100_000_000
+"""Less memory is told in megabytes."""
 
 CARD_SHARE: Final = 0.93
 CARD_RESERVE_BYTES: Final = 500_000_000
@@ -185,7 +189,8 @@ def explained(card: Card, plan: CardPlan, expected: int, usable_bytes: int) -> s
     if expected > usable_bytes:
         missing = f"{_gb(expected - usable_bytes)} GB are missing of {_gb(expected)} GB"
         return f"{card_words(card)}: the model is not expected to fit; {missing}, with {how}"
-    return f"{card_words(card)}: {how}, {_gb(expected)} of {_gb(usable_bytes)} GB"
+    taken = _gb(expected) if expected >= _SMALL_BYTES else in_bytes(expected)
+    return f"{card_words(card)}: {how}, {taken} of {_gb(usable_bytes)} GB"
 
 
 def plan_words(plan: CardPlan) -> str:
@@ -228,5 +233,4 @@ def _divisors(sequences: int) -> Iterator[int]:
 
 
 def _gb(num_bytes: int) -> str:
-    gigabytes = num_bytes / 1e9
-    return f"{gigabytes:.1f}" if gigabytes >= 0.1 else f"{gigabytes:.2g}"
+    return f"{num_bytes / 1e9:.1f}" if num_bytes >= _SMALL_BYTES else f"{num_bytes / 1e9:.2g}"

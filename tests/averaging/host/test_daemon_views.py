@@ -176,3 +176,17 @@ def test_chosen_names_and_teams_are_listed_below_the_peers_beside_their_own_name
         "COUNTED  PEERS  TEAM",
         "  14.7M      1  oak\\x1b[2J",
     ]
+
+
+def test_peer_that_is_gone_has_no_round_that_it_never_told_and_no_speed() -> None:
+    row = {
+        "name": "calm-otter",
+        "state": "left",
+        "is_banned": True,
+        "index": 0,
+        "tokens_per_s": 0.0,
+        "tokens_counted": 5,
+    }
+    view = DaemonView("host", "h", is_running=True, note="", status={}, peers=[row])
+    (line,) = [line for line in peers_text([view]) if "calm-otter" in line]
+    assert line.split()[:5] == ["calm-otter", "banned", "-", "-", "-"]

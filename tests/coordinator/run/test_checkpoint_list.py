@@ -12,7 +12,7 @@ from averaging.state.run_model import PeerModels
 from coordinator.checkpoints.checkpoints import write_checkpoint
 from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.ledger.ledger import LEDGER_FILE, LossPoint, open_ledger
-from coordinator.run.checkpoint_list import checkpoint_lines, list_checkpoints
+from coordinator.run.checkpoint_list import NONE_YET, checkpoint_lines, list_checkpoints
 from coordinator.run.named_checkpoint import fetch_checkpoint
 from protocol.errors import ConfigError
 from protocol.ids import PeerId
@@ -53,9 +53,7 @@ def test_a_peers_fetched_checkpoints_are_listed_likewise(tmp_path: Path) -> None
     def load() -> PeerModels:
         return models
 
-    assert checkpoint_lines(list_checkpoints(models.folder, load))[0].startswith(
-        "no checkpoint was written or fetched yet"
-    )
+    assert checkpoint_lines(list_checkpoints(models.folder, load)) == [NONE_YET]
     fetch_checkpoint(models, "", "", None, None)
     (row,) = list_checkpoints(models.folder, load)
     assert (row["index"], row["heldout_nats_per_byte"]) == (7, None)

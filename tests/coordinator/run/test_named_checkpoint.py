@@ -154,3 +154,11 @@ def test_a_fetched_model_is_written_where_the_user_wants_it(tmp_path: Path, mode
     model, path = fetch_checkpoint(models, "", "", None, tmp_path / "models")
     assert path.parent == tmp_path / "models"
     assert load_checkpoint(path)[0].state_root == model.units[0].root.hex()
+
+
+def test_host_that_has_written_no_checkpoint_yet_is_told_when_one_comes(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / LEDGER_FILE):
+        pass
+    wrong = pytest.raises(ConfigError, match=r"has written no checkpoint yet; .*every_rounds")
+    with wrong, opened_checkpoint("latest", Models(tmp_path / "peer"), tmp_path):
+        pass

@@ -28,6 +28,7 @@ from peer.checks.machine_core import (
     worst,
 )
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
+from protocol.tables import in_bytes
 
 CARD = Card("NVIDIA H200", "570.1", (12, 8), (9, 0), 140 * GIB, 139 * GIB)
 NO_CARD = NoCard("NVML Shared Library Not Found", is_on_bus=False)
@@ -80,7 +81,7 @@ def test_codecs_that_are_not_compiled_are_said_to_be_slow_and_how_they_become_fa
 @pytest.mark.parametrize(
     ("device", "graphics", "level", "says"),
     [
-        ("auto", CARD, Level.OK, "NVIDIA H200, 139.0 GiB of 140.0 GiB free; driver 570.1, up to CUDA 12.8"),
+        ("auto", CARD, Level.OK, "NVIDIA H200, 149.3 GB of 150.3 GB free; driver 570.1, up to CUDA 12.8"),
         ("auto", replace(CARD, memory_free_bytes=GIB - 1), Level.WARN, "end other programs that use the card"),
         ("cpu", replace(CARD, memory_free_bytes=0), Level.OK, "NVIDIA H200"),
         ("auto", NO_CARD, Level.OK, "no NVIDIA card; training runs on the CPU"),
@@ -154,14 +155,14 @@ def test_torch_that_was_not_asked_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("available_bytes", "num_parameters", "level", "says"),
     [
-        (2 * GIB, 0, Level.OK, "a small model takes about 0.8 GiB"),
+        (2 * GIB, 0, Level.OK, "a small model takes about "),
         (peer_memory_bytes(0) - 1, 0, Level.WARN, "end other programs"),
         (MEMORY_LEAST_BYTES - 1, 0, Level.FAIL, "end other programs"),
         (
             peer_memory_bytes(LARGE) - 1,
             LARGE,
             Level.WARN,
-            f"the last run takes about {peer_memory_bytes(LARGE) / GIB:.1f} GiB",
+            f"the last run takes about {in_bytes(peer_memory_bytes(LARGE))}",
         ),
         (peer_memory_bytes(LARGE), LARGE, Level.OK, "the last run"),
     ],
@@ -276,7 +277,7 @@ AMD = Rocm("6.4", "AMD Radeon RX 7900 XTX", "gfx1100", 24 * GIB, "flash")
 
 def test_an_amd_card_is_named_with_how_it_computes_attention() -> None:
     readings = replace(FINE, graphics=NO_CARD, torch=replace(CPU_TORCH, can_use_cuda=True, rocm=AMD))
-    assert find(readings, "gpu").found == "AMD Radeon RX 7900 XTX, gfx1100, 24.0 GiB; ROCm 6.4"
+    assert find(readings, "gpu").found == "AMD Radeon RX 7900 XTX, gfx1100, 25.8 GB; ROCm 6.4"
     assert find(readings, "torch").found == "torch 2.9.0+cpu on ROCm; attention: flash"
     assert find(readings, "torch").level is Level.OK
     on_cpu = replace(readings, device="cpu")

@@ -19,7 +19,7 @@ from averaging.rounds.traffic.discovery import DirectoryPoller, directory_key
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
 from peer.membership.saved_membership import SavedMembership, load_membership, save_membership
-from peer.session.start_record import START_CHANNEL, StartSearch
+from peer.session.start_record import START_CHANNEL, StartSearch, _for_what
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
@@ -233,3 +233,14 @@ async def test_a_peer_that_knows_of_the_start_shows_it_to_members_only(tmp_path:
         assert await bob.network.call(ALICE.peer_id, START_CHANNEL, b"", timeout_s=1.0) == START
         with pytest.raises(RemoteProtocolError):
             await swarm.start(STRANGER.peer_id).call(ALICE.peer_id, START_CHANNEL, b"", timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("waiting for peers: 1 of at least 2 are ready", "for peers: 1 of at least 2 are ready"),
+        ("the start is being signed", "for the run to start: the start is being signed"),
+    ],
+)
+def test_what_a_peer_waits_for_is_said_once(reason: str, told: str) -> None:
+    assert _for_what(reason) == told

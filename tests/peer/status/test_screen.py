@@ -99,7 +99,7 @@ async def test_plain_screen_says_now_and_then_that_it_still_waits(autojump_clock
         await run_screen(waiting, mode="plain", console=console)
     assert isinstance(console.file, io.StringIO)
     first, later = console.file.getvalue().splitlines()
-    assert first.startswith("calm otter: waiting: ")
+    assert first.startswith("calm otter: waiting for")
     assert later.startswith("calm otter: waiting for 10 min: ")
 
 

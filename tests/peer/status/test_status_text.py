@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
-from peer.status.status_text import next_round, progress, status_lines
+from peer.status.status_text import next_round, progress, state_and_reason, status_lines
 
 STATUS = PeerStatus(
     peer="12D3KooW",
@@ -144,6 +146,20 @@ def test_complete_run_is_told_once_and_without_a_speed_or_a_time_to_go() -> None
     text = "\n".join(lines)
     assert text.lower().count("the run is complete") == 1
     assert not any(word in text for word in ("to go", "tokens/s", "the run is over"))
+
+
+@pytest.mark.parametrize("state", ["left on Mon 30 Nov 02:09", "ended on Mon 30 Nov 02:07"])
+def test_peer_that_is_gone_has_no_speed_and_nothing_to_come(state: str) -> None:
+    gone = {"state": state, "reason": "as asked", "eta_s": 60.0, "round_target_tokens": 100, "round_tokens_ready": 7}
+    lines = status_lines(STATUS.model_copy(update=gone | {"state_s": 0.0}))
+    assert lines[0].endswith(f": {state}: as asked")
+    assert not any(word in "\n".join(lines) for word in ("to go", "tokens/s", "next round"))
+
+
+def test_what_a_waiting_peer_waits_for_goes_on_the_sentence() -> None:
+    reason = "for peers: 1 of at least 2 are ready"
+    waiting = STATUS.model_copy(update={"state": "waiting", "reason": reason, "state_s": 0.0})
+    assert state_and_reason(waiting) == f"waiting {reason}"
 
 
 def test_complete_run_is_told_with_what_all_starts_of_this_peer_gave() -> None:
