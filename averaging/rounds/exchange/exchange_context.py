@@ -41,8 +41,8 @@ class ExchangeContext:
     begin_result: Callable[[NamedResult], BegunFile]
     """Opens a file for an arriving result."""
     keep_result: Callable[[NamedResult, SliceBytes, BegunFile | None], Awaitable[Callable[[], None]]]
-    """Stores a whole result on disk; its first bytes may be in that file already. What it returns is called once all of it was
-    examined.
+    """Stores a whole result on disk; its first bytes may be in that file already. It returns a function, which is called once all of
+    the result was examined.
     """
     examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
     """Checks that chunks of a result, from that number on, are fit to apply; returns their leaf hashes. It may also compute the

@@ -20,7 +20,7 @@ class StateAside:
         self._state: UnitState | None = None if is_absent(state) else state
 
     def take(self, commit: CommitId) -> UnitState | None:
-        """The state, whose memory is the caller's from now on; None if it is of another commit. Whatever it is, it is gone here."""
+        """The state, whose memory is the caller's from now on; None if it is of another commit. In either case it is gone here."""
         state, self._state = self._state, None
         return state if state is not None and state.head == commit else None
 
