@@ -17,6 +17,7 @@ import trio
 
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from coordinator.checkpoints.checkpoints import (
+    NO_COMPANIONS,
     CheckpointContent,
     Companions,
     UnitContent,
@@ -137,7 +138,7 @@ class CheckpointPlace:
     schema: TensorSchema
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
-    companions: Companions = Companions()
+    companions: Companions = NO_COMPANIONS
     others: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None
