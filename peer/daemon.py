@@ -38,7 +38,7 @@ from peer.history.round_log import history_path, keep_history, recall_history
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
-from peer.holdings.training_text import check_expert_text
+from peer.holdings.training_text import check_data
 from peer.holdings.verified_holders import ASK_WITHIN_S, CommitProof, present
 from peer.holdings.verified_holders_core import everybody
 from peer.machine.device import check_can_limit, choose_device
@@ -472,7 +472,7 @@ async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[i
         files, say = joined.experts.files(membership.dataset, held), partial(joined.life.board.say, "joining")
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
-    await ThreadOffload().run(partial(check_expert_text, membership.manifest.config, membership.dataset, cache))
+    await ThreadOffload().run(partial(check_data, membership.manifest.config, membership.dataset, cache))
 
 
 def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) -> MembershipUpkeep:

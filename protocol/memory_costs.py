@@ -42,10 +42,6 @@ FEEDBACK_BYTES: Final = 10
 written to disk. Row "feedback more than without".
 """
 
-FROZEN_BYTES: Final = 2
-"""Of a training process in a run with an adapter, a value of the frozen base, which is bfloat16. A card's process has it on the card.
-"""
-
 STAGE_BASE_BYTES: Final = 1 << 30
 """As `PEER_BASE_BYTES`, for a stage with the activations of its lanes."""
 

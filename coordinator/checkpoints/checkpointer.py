@@ -7,7 +7,7 @@ checkpoint is written at least every `every_rounds` commits, and at the end of t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ import trio
 
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from coordinator.checkpoints.checkpoints import (
+    NO_COMPANIONS,
     CheckpointContent,
     Companions,
     UnitContent,
@@ -137,7 +138,7 @@ class CheckpointPlace:
     schema: TensorSchema
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
-    companions: Companions = field(default_factory=Companions)
+    companions: Companions = NO_COMPANIONS
     others: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None

@@ -124,6 +124,9 @@ class Companions:
     adapter: StoredAdapter | None = None
 
 
+NO_COMPANIONS: Final = Companions()
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointContent:
     """The content of a checkpoint. `root` is the attested state root. With several units `schema` is that of the whole model, and

@@ -14,7 +14,7 @@ from torch import nn
 from averaging.data.token_reader import TokenReader
 from averaging.models.family import blocks_of
 from peer.models.decoder import Decoder
-from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable
+from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable, in_8_bits
 from protocol.errors import LocalProtocolError
 from protocol.tensors.adapter_schema import AdapterConfig
 from protocol.tensors.model_config import ModelConfig, layer_of, model_schema
@@ -65,9 +65,14 @@ class _Freezing:
         """A frozen linear map, with an adapter if it is a target."""
         weight_OI = self.value(f"{name}.weight")
         bias_O = None if module.bias is None else self.value(f"{name}.bias")
-        if layer_of(name) is None or name.split(".", 2)[-1] not in self._parts:
+        if layer_of(name) is None:
             return FrozenLinear(weight_OI, bias_O)
-        return AdaptedLinear(weight_OI, bias_O, None, self._adapter.rank, self._adapter.scale)
+        scales_O1 = None
+        if self._adapter.base == "int8":
+            weight_OI, scales_O1 = in_8_bits(weight_OI)
+        if name.split(".", 2)[-1] not in self._parts:
+            return FrozenLinear(weight_OI, bias_O, scales_O1)
+        return AdaptedLinear(weight_OI, bias_O, scales_O1, self._adapter.rank, self._adapter.scale)
 
 
 def _freeze(module: nn.Module, prefix: str, freezing: _Freezing) -> None:

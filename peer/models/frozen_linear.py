@@ -19,6 +19,11 @@ CAST_VALUES: Final = 1 << 22
 """Values of a frozen weight that are cast at a time."""
 
 
+LARGEST_CODE: Final = 127
+LEAST_ROW: Final = 1e-30
+"""Largest value by which a row is scaled at least: a row of zeros stays one."""
+
+
 def compute_type(x: torch.Tensor) -> torch.dtype:
     """The type of a product with x: autocast's where it is on."""
     kind = x.device.type
@@ -67,6 +72,19 @@ def _cast_rows(
     for begin in range(0, len(weight_OI), each):
         rows = weight_OI[begin : begin + each].to(dtype)
         yield begin, rows if scales_O1 is None else rows * scales_O1[begin : begin + each].to(dtype)
+
+
+def in_8_bits(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O, I) int8 and (O, 1) float32: each row's values over its factor, rounded half to even. The largest of a row becomes 127. Some
+    rows are in float32 at a time.
+    """
+    codes_OI = torch.empty(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
+    scales_O1 = torch.empty((len(weight_OI), 1), device=weight_OI.device)
+    for begin, rows in _cast_rows(weight_OI, None, torch.float32):
+        scales = rows.abs().amax(dim=1, keepdim=True).clamp_(min=LEAST_ROW) / LARGEST_CODE
+        scales_O1[begin : begin + len(rows)] = scales
+        codes_OI[begin : begin + len(rows)] = (rows / scales).round_().to(torch.int8)
+    return codes_OI, scales_O1
 
 
 class _Product(torch.autograd.Function):

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from protocol.estimates.dry_run import Estimate
-from protocol.memory_costs import FROZEN_BYTES
 from protocol.tables import in_bytes, whole
-from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
-from protocol.tensors.model_config import ModelConfig, model_schema
+from protocol.tensors.adapter_schema import BFLOAT16_BYTES, AdapterConfig, adapter_schema, base_bytes
+from protocol.tensors.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from protocol.run.manifest import RunConfig
@@ -39,7 +38,7 @@ def adapter_card_bytes(model: ModelConfig, adapter: AdapterConfig) -> int:
         model.context_tokens,
         adapter_schema(model, adapter).num_elements,
     )
-    lasting = FROZEN_BYTES * model_schema(model).num_elements + _TRAINED_BYTES * num_values
+    lasting = base_bytes(model, adapter) + _TRAINED_BYTES * num_values
     kept = model.num_layers * tokens * _PRODUCT_BYTES * model.dim
     rank_values = adapter.rank * len(adapter.parts(model))
     whole_layer = _PRODUCT_BYTES * (layer.kept + rank_values + 2 * layer.widest) + 4 * layer.sums
@@ -52,10 +51,10 @@ def adapter_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     """Lines about the base and the card; none in a run without an adapter."""
     if run.adapter is None:
         return ()
-    base_bytes, needed = FROZEN_BYTES * run.base_elements, adapter_card_bytes(run.model, run.adapter.config)
+    packed, needed = BFLOAT16_BYTES * run.base_elements, adapter_card_bytes(run.model, run.adapter.config)
     fits = "fits" if needed < SHOWN_CARD_BYTES else "does not fit"
     context = f"one sequence of {whole(run.model.context_tokens)} tokens at a time"
     return (
-        Estimate("base", f"{whole(run.base_elements)} parameters, frozen: {in_bytes(base_bytes)} of data, in bfloat16"),
+        Estimate("base", f"{whole(run.base_elements)} parameters, frozen: {in_bytes(packed)} of data, in bfloat16"),
         Estimate("a card", f"about {in_bytes(needed)} with {context}, which {fits} {in_bytes(SHOWN_CARD_BYTES)}"),
     )

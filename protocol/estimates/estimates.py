@@ -18,9 +18,10 @@ from protocol.estimates.unit_disk import (
     unit_disk_bytes,
 )
 from protocol.kinds.outer_table import OUTER_STEPS
-from protocol.memory_costs import FROZEN_BYTES, HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
+from protocol.memory_costs import HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.traffic import update_bytes
+from protocol.tensors.adapter_schema import base_bytes
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 
@@ -94,7 +95,7 @@ def run_size(config: RunConfig) -> RunSize:
             has_momentum=has_momentum,
             has_fragments=config.num_fragments > 0,
         )
-        + FROZEN_BYTES * config.base_elements,
+        + (base_bytes(config.model, config.adapter.config) if config.adapter is not None else 0),
         host_bytes=host_memory_bytes(num_parameters, _kept_parameters(config), has_momentum=has_momentum),
     )
 

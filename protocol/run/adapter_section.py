@@ -6,7 +6,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from protocol.run.experts_section import RunNumbers
 from protocol.run.section import Section
-from protocol.tensors.adapter_schema import AdapterConfig, Alpha, Rank, adapter_problem
+from protocol.tensors.adapter_schema import AdapterConfig, Alpha, BaseType, Rank, adapter_problem
 from protocol.tensors.model_config import ModelConfig
 
 
@@ -22,10 +22,13 @@ class AdapterSection(Section):
     targets: list[str] = []  # noqa: RUF012 - copied for each section
     """Adapted matrices of each layer, such as ["q_proj", "v_proj"]. All matrices of the layers if not given."""
 
+    base: BaseType = "bf16"
+    """Type of the base's matrices while they are trained on: "bf16", or "int8", which takes half the memory and is less exact."""
+
     @property
     def config(self) -> AdapterConfig:
         """The numbers of the model."""
-        return AdapterConfig(rank=self.rank, alpha=self.alpha, targets=tuple(self.targets))
+        return AdapterConfig(rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), base=self.base)
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:

@@ -79,6 +79,12 @@ keep_every = 10                # and permanently one in this many
 # contact = "host@example.org" # or a link that begins with https
 # join = "ask for an invite at https://example.org/chat"     # never the invite itself: everybody can read this
 
+# [adapter]                    # with start_from: its weights are frozen, and a LoRA adapter over them is trained and averaged
+# rank = 16                    # of the matrices beside each adapted one
+# alpha = 32.0                 # the adapter's output is multiplied by alpha / rank
+# targets = ["q_proj", "v_proj"]  # left out, all matrices of the layers
+# base = "int8"                # the frozen matrices in half the memory; left out, in bfloat16
+
 # [experts]                    # with shards = "expert"
 # num_experts = 2              # each next to the feed-forward of every layer, for documents of its own
 # ffn_dim = 352                # of each

@@ -7,7 +7,7 @@ rank). A and B of all adapted matrices are the one unit of the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,15 @@ Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 Alpha = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
+BaseType = Literal["bf16", "int8"]
+"""How the matrices of the base's layers are held while it trains."""
+
+BFLOAT16_BYTES: Final = 2
+INT8_BYTES: Final = 1
+SCALE_BYTES: Final = 4
+"""Bytes of a value in either type, and of the factor of each row in 8 bits."""
+
+
 class AdapterConfig(BaseModel):
     """The numbers of an adapter.
 
@@ -32,6 +41,7 @@ class AdapterConfig(BaseModel):
         rank: rows of A and columns of B.
         alpha: the adapter's output is multiplied by alpha / rank.
         targets: the adapted matrices of each layer, by the names that published checkpoints have for them; all if empty.
+        base: the type of the base's matrices within layers. All else is bfloat16.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,6 +49,7 @@ class AdapterConfig(BaseModel):
     rank: Rank
     alpha: Alpha
     targets: tuple[str, ...] = ()
+    base: BaseType = "bf16"
 
     @property
     def scale(self) -> float:
@@ -82,6 +93,17 @@ def adapter_schema(model: ModelConfig, adapter: AdapterConfig) -> TensorSchema:
                 TensorSpec(f"{name}.lora_B.weight", (rows, adapter.rank), "zeros"),
             ]
     return TensorSchema(ADAPTER, tuple(specs))
+
+
+def base_bytes(model: ModelConfig, adapter: AdapterConfig) -> int:
+    """Bytes of the base in a training process or on its card."""
+    num_values = sum(spec.num_elements for spec in model.tensors())
+    if adapter.base == "bf16":
+        return BFLOAT16_BYTES * num_values
+    shapes = target_shapes(model).values()
+    inside = model.num_layers * sum(rows * columns for rows, columns in shapes)
+    scales = model.num_layers * sum(rows for rows, _ in shapes)
+    return BFLOAT16_BYTES * (num_values - inside) + INT8_BYTES * inside + SCALE_BYTES * scales
 
 
 def adapter_problem(model: ModelConfig, rank: int, targets: Sequence[str]) -> str:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from peer.training.plan.card_plan import CardPlan, Checkpointing, Precision
-from protocol.memory_costs import FROZEN_BYTES
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema, target_shapes
+from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema, base_bytes, target_shapes
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, layer_of, num_values
 from protocol.tensors.stage_schema import StageMap, stage_schema
@@ -49,7 +48,8 @@ class CardLoad:
 
     Attributes:
         specs: of all tensors there that are trained.
-        frozen: of the tensors that are not, in a run with an adapter.
+        frozen: of the tensors that are not, in a run with an adapter; `frozen_bytes` of them.
+        is_cast: whether the frozen ones are of another type than bfloat16.
         num_layers: layers there.
         layer: activations of each.
         has_embedding, has_head: whether it begins with tokens, whether it ends with the loss.
@@ -64,16 +64,13 @@ class CardLoad:
     has_head: bool = True
     num_kept: int = 1
     frozen: tuple[TensorSpec, ...] = ()
+    frozen_bytes: int = 0
+    is_cast: bool = False
 
     @property
     def num_values(self) -> int:
         """N."""
         return num_values(self.specs)
-
-    @property
-    def frozen_values(self) -> int:
-        """Values that are not trained."""
-        return num_values(self.frozen)
 
 
 def whole_load(model: ModelConfig) -> CardLoad:
@@ -94,7 +91,15 @@ def adapter_load(model: ModelConfig, adapter: AdapterConfig) -> CardLoad:
         products=layer.products + more + sum(adapted_rows),
         compiled=layer.compiled + more,
     )
-    return CardLoad(model, adapter_schema(model, adapter).tensors, model.num_layers, adapted, frozen=model.tensors())
+    return CardLoad(
+        model,
+        adapter_schema(model, adapter).tensors,
+        model.num_layers,
+        adapted,
+        frozen=model.tensors(),
+        frozen_bytes=base_bytes(model, adapter),
+        is_cast=adapter.base == "int8",
+    )
 
 
 def experts_load(model: ModelConfig, mixture: MixtureConfig, experts: Sequence[int]) -> CardLoad:
@@ -196,7 +201,7 @@ def memory_need(
     again = whole_layer - kept_layer + 2 * load.layer.widest * num_bytes
     end_bytes = tokens * load.model.dim * (3 * num_bytes + (0 if has_fused_norms else 2 * VALUE_BYTES))
     return MemoryNeed(
-        parameters=VALUE_BYTES * load.num_values + FROZEN_BYTES * load.frozen_values,
+        parameters=VALUE_BYTES * load.num_values + load.frozen_bytes,
         gradients=VALUE_BYTES * load.num_values,
         moments=moments_bytes(load, inner, plan) if plan.offload == "none" else 0,
         casts=_casts_bytes(load, plan, num_bytes * layer_values) if is_cast else 0,
@@ -222,7 +227,7 @@ def moments_bytes(load: CardLoad, inner: InnerSection, plan: CardPlan) -> int:
 
 def _frozen_cast_bytes(load: CardLoad, plan: CardPlan, num_bytes: int) -> int:
     """Rows of a frozen matrix in the type of a product, where that is another than theirs."""
-    if not load.frozen or plan.precision == "bf16":
+    if not load.frozen or (plan.precision == "bf16" and not load.is_cast):
         return 0
     return num_bytes * min(CAST_VALUES, max(spec.num_elements for spec in load.frozen))
 

@@ -9,10 +9,10 @@ import pytest
 
 from averaging.data.packing.document_routing import route_documents
 from averaging.data.packing.packing import Packing, pack
-from averaging.data.shards import DatasetManifest, ShardCache
+from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
-from peer.holdings.training_text import check_expert_text
+from peer.holdings.training_text import check_data
 from protocol.errors import ConfigError, StorageError
 from protocol.run.manifest import RunConfig, default_run_toml, parse_run_config
 from tests.averaging.data.packing.test_document_routing import CODE, PROSE
@@ -40,8 +40,8 @@ def world(tmp_path: Path) -> _World:
 
 
 def test_the_text_of_the_run_passes_and_so_does_a_run_without_experts(world: _World, tmp_path: Path) -> None:
-    check_expert_text(world.config, world.dataset, world.cache)
-    check_expert_text(parse_run_config(default_run_toml()), world.dataset, ShardCache(tmp_path / "empty"))
+    check_data(world.config, world.dataset, world.cache)
+    check_data(parse_run_config(default_run_toml()), world.dataset, ShardCache(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,23 @@ def test_a_data_set_that_does_not_match_the_manifest_is_refused_in_one_line(
         other = {"features": {"router_features": "embeddings"}, "experts": {"num_experts": 3}}[harm]
         config = config.model_copy(update={"experts": config.experts.model_copy(update=other)})
     with pytest.raises(ConfigError, match=reported) as caught:
-        check_expert_text(config, world.dataset, world.cache)
+        check_data(config, world.dataset, world.cache)
     assert "\n" not in caught.value.one_line()
 
 
 def test_a_router_that_is_not_in_the_cache_is_said(world: _World, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"the router .* is not in"):
-        check_expert_text(world.config, world.dataset, ShardCache(tmp_path / "empty"))
+        check_data(world.config, world.dataset, ShardCache(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_base_of_another_model_than_the_runs_is_refused(world: _World, tmp_path: Path, more: int) -> None:
+    toml = default_run_toml().replace("[run]\n", '[run]\nstart_from = "base"\n', 1) + "\n[adapter]\nrank = 4\n"
+    config = parse_run_config(toml)
+    base = ShardEntry(sha256="ab" * 32, num_tokens=config.base_elements + more, split="base")
+    dataset = world.dataset.model_copy(update={"router": None, "shards": [*world.dataset.shards, base]})
+    if not more:
+        check_data(config, dataset, world.cache)
+        return
+    with pytest.raises(ConfigError, match=f"a base of {config.base_elements + 1} values in the run's data; expected"):
+        check_data(config, dataset, world.cache)

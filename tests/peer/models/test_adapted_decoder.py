@@ -13,7 +13,7 @@ from peer.models.adapted_decoder import adapted_decoder, base_of
 from peer.models.cached_decoder import GrowingText
 from peer.models.decoder import Decoder, load_flat
 from protocol.errors import LocalProtocolError
-from protocol.tensors.adapter_schema import adapter_schema
+from protocol.tensors.adapter_schema import adapter_schema, base_bytes
 from protocol.tensors.model_config import model_schema
 from tests.peer.adapter_world import ADAPTER, CPU, adapted, base_decoder, base_shards
 from tests.peer.training_world import MODEL
@@ -97,3 +97,15 @@ def test_under_autocast_the_stream_has_its_type(tmp_path: Path) -> None:
 def test_a_base_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LocalProtocolError, match=r"a base of \d+ values; expected \d+, as the model has"):
         base_of(base_shards(tmp_path), UNTIED)
+
+
+def test_a_base_in_8_bits_has_all_matrices_of_its_layers_so_and_nearly_the_same_loss(tmp_path: Path) -> None:
+    exact, narrow = (adapted(tmp_path, adapter=ADAPTER.model_copy(update={"base": base})) for base in ("bf16", "int8"))
+    held = {name: buffer for name, buffer in narrow.named_buffers() if buffer.dtype == torch.int8}
+    assert set(held) == {spec.name for spec in MODEL.tensors() if len(spec.shape) == 2 and "layers" in spec.name}
+    loaded = [buffer for name, buffer in narrow.named_buffers() if name != "table"]
+    num_bytes = sum(buffer.numel() * buffer.element_size() for buffer in loaded)
+    assert num_bytes == base_bytes(MODEL, ADAPTER.model_copy(update={"base": "int8"}))
+    with torch.no_grad():
+        losses = [model.loss(TOKENS_BT[:, :-1], TOKENS_BT[:, 1:]) for model in (exact, narrow)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-2, atol=0)

@@ -8,7 +8,7 @@ from torch import nn
 
 from peer.models import frozen_linear
 from peer.models.chunked_loss import chunked_cross_entropy
-from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable, product
+from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable, in_8_bits, product
 
 GENERATOR = torch.Generator().manual_seed(7)
 WEIGHT_OI = torch.randn((12, 8), generator=GENERATOR).bfloat16()
@@ -68,4 +68,26 @@ def test_the_loss_with_a_frozen_head_is_that_with_its_cast_and_only_the_stream_h
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
+    torch.testing.assert_close(x.grad, expected_x.grad)
+
+
+def test_8_bits_are_within_half_a_step_of_each_row_and_a_row_of_zeros_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_linear, "CAST_VALUES", 3 * WEIGHT_OI.shape[1])
+    weight_OI = WEIGHT_OI.clone()
+    weight_OI[4] = 0
+    codes_OI, scales_O1 = in_8_bits(weight_OI)
+    assert (codes_OI.dtype, scales_O1.shape) == (torch.int8, (12, 1))
+    assert int(codes_OI.abs().max()) == 127
+    assert not codes_OI[4].any()
+    assert ((codes_OI * scales_O1 - weight_OI.float()).abs() <= scales_O1 / 2 + 1e-6).all()
+
+
+def test_a_product_with_8_bits_and_its_gradient_are_those_of_the_scaled_codes() -> None:
+    codes_OI, scales_O1 = in_8_bits(WEIGHT_OI)
+    x, expected_x = (X_BTI.clone().requires_grad_() for _ in range(2))
+    y = FrozenLinear(codes_OI, None, scales_O1)(x)
+    expected = nn.functional.linear(expected_x, codes_OI * scales_O1)
+    torch.testing.assert_close(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
     torch.testing.assert_close(x.grad, expected_x.grad)

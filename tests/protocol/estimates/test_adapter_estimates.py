@@ -49,3 +49,7 @@ def test_a_run_with_an_adapter_tells_its_base_and_its_card() -> None:
 
 def test_a_run_without_an_adapter_tells_nothing_of_it() -> None:
     assert adapter_estimates(parse_run_config(default_run_toml())) == ()
+
+
+def test_8b_values_in_8_bits_fit_a_card_of_16_gb() -> None:
+    assert 8e9 < adapter_card_bytes(LLAMA_8B, RANK_16.model_copy(update={"base": "int8"})) < 13e9

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.tensors.adapter_schema import ADAPTER, AdapterConfig, adapter_problem, adapter_schema, target_shapes
+from protocol.tensors.adapter_schema import (
+    ADAPTER,
+    AdapterConfig,
+    adapter_problem,
+    adapter_schema,
+    base_bytes,
+    target_shapes,
+)
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.model_families import FAMILIES, parse_model
 
@@ -73,3 +80,12 @@ def test_the_shapes_of_targets_are_rows_and_columns() -> None:
 
 def test_the_output_is_scaled_by_alpha_over_rank() -> None:
     assert AdapterConfig(rank=8, alpha=16.0).scale == 2.0
+
+
+def test_a_base_in_8_bits_takes_a_byte_a_value_of_its_matrices_and_a_factor_a_row() -> None:
+    whole = sum(spec.num_elements for spec in MODEL.tensors())
+    assert base_bytes(MODEL, AdapterConfig(rank=1, alpha=1.0)) == 2 * whole
+    inside = sum(spec.num_elements for spec in MODEL.tensors() if spec.name in _matrices(MODEL))
+    rows = sum(spec.shape[0] for spec in MODEL.tensors() if spec.name in _matrices(MODEL))
+    narrow = base_bytes(MODEL, AdapterConfig(rank=1, alpha=1.0, base="int8"))
+    assert narrow == 2 * (whole - inside) + inside + 4 * rows
