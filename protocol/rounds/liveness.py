@@ -84,16 +84,20 @@ def awake(state: RoundState, now_s: float) -> RoundState:
     """Notice that a tick is overdue: our process slept. Messages that waited are handled before that tick. They must not be judged as
     if all others had been silent.
     """
-    if not state.pulse.ticked_at_s:
+    lag_s = now_s - state.pulse.tick_due_s
+    if not state.pulse.ticked_at_s or lag_s <= state.config.suspect_after_s:
         return state
-    lag_s = now_s - state.pulse.ticked_at_s - next_tick_s(state)
-    return _slept(state, lag_s, now_s) if lag_s > state.config.suspect_after_s else state
+    return _next_tick_after(_slept(state, lag_s, now_s), now_s)
 
 
 def _slept(state: RoundState, lag_s: float, now_s: float) -> RoundState:
     state = _forgive(state, lag_s, now_s) if lag_s > LEAST_LAG_S else state
     woke_at_s = now_s if lag_s >= GONE_PATIENCE_S else state.pulse.woke_at_s
     return replace(state, pulse=replace(state.pulse, ticked_at_s=now_s, woke_at_s=woke_at_s))
+
+
+def _next_tick_after(state: RoundState, now_s: float) -> RoundState:
+    return replace(state, pulse=replace(state.pulse, tick_due_s=now_s + next_tick_s(state)))
 
 
 def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
@@ -112,9 +116,8 @@ def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     led = leading.tick(given.state, now_s)
     asked = following.ask_ahead(led.state, now_s)
     orders = (*heartbeats, *answered.actions, *drops, *announced.actions, *given.actions, *led.actions, *asked.actions)
-    return RoundStep(
-        asked.state, orders, led.reason or given.reason or answered.reason or asked.reason, waiting=led.waiting
-    )
+    reason = led.reason or given.reason or answered.reason or asked.reason
+    return RoundStep(_next_tick_after(asked.state, now_s), orders, reason, waiting=led.waiting)
 
 
 def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[PeerId, PeerView]:

@@ -385,12 +385,14 @@ class Pulse:
     Attributes:
         heartbeat_at_s, num_heartbeats: when it last sent a heartbeat, and how often it did.
         ticked_at_s: when the last tick came, or a sleep was noticed without one; 0 before the first.
+        tick_due_s: when the tick after it is due at the latest: a step may ask for an earlier one.
         woke_at_s: when it went on after a sleep in which others may have gone on alone; None if it never slept so long.
     """
 
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     ticked_at_s: float = field(default=0.0, compare=False)
+    tick_due_s: float = field(default=0.0, compare=False)
     woke_at_s: float | None = None
 
 

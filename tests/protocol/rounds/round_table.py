@@ -375,7 +375,8 @@ class Table:
         """Time passes in which everybody is awake and nothing happens."""
         self.now_s += seconds
         for seat in self.live():
-            seat.state = replace(seat.state, pulse=replace(seat.state.pulse, ticked_at_s=self.now_s))
+            pulse = replace(seat.state.pulse, ticked_at_s=self.now_s, tick_due_s=self.now_s)
+            seat.state = replace(seat.state, pulse=pulse)
 
     def talk(self, limit: int = 5000) -> None:
         """Deliver everything that is waiting."""

@@ -24,7 +24,7 @@ from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
 from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, idle_patience_s, is_alive, is_suspected, silence_s
 from tests.protocol.rounds.made_commits import record_on
-from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
 
 
 def _leave(seat: Seat, promised: Ballot | None = None, acked: AckedRecord | None = None) -> Leave:
@@ -204,6 +204,25 @@ def test_a_tick_that_is_only_a_little_late_is_no_sleep() -> None:
     known = seat.state.peers[other.peer]
     table.now_s += next_tick_s(seat.state) + seat.state.config.suspect_after_s - 0.1
     seat.feed(Progressed(100, True))
+    assert seat.state.peers[other.peer] == known
+    assert seat.state.pulse.woke_at_s is None
+
+
+@pytest.mark.parametrize("heartbeat_s", [1.0, 4.9, 60.0])
+def test_a_step_that_asks_for_an_earlier_tick_is_no_sleep(heartbeat_s: float) -> None:
+    """Ticks are as rare as heartbeats while nothing is open; a proposal comes between two of them, and other messages behind it."""
+    table = Table(3)
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    acquaint(table)
+    opener = table.opener()
+    seat, other = table.others(opener)
+    seat.reconfigure(heartbeat_s=heartbeat_s)
+    seat.feed(RoundTicked())
+    known = seat.state.peers[other.peer]
+    table.now_s += 0.95 * next_tick_s(seat.state)
+    seat.hear(opener, first_proposal(table))
+    assert next_tick_s(seat.state) == BUSY_TICK_S
+    seat.hear(opener, heartbeat_of(opener))
     assert seat.state.peers[other.peer] == known
     assert seat.state.pulse.woke_at_s is None
 
