@@ -7,6 +7,7 @@
 # make demo      a host and three peers on this machine, about three minutes
 #
 # VENV=path      use another environment (it is created when absent)
+# PYTHON=path    the Python that makes the environment; the first of 3.11 to 3.14 that is there if not given
 # PYTEST_ARGS=.. passed on to pytest
 # WORKERS=N      so many processes of tests; 0 for one alone. Each takes 1 GB of memory, what they start 4 GB more
 SHELL := /bin/sh
@@ -14,10 +15,13 @@ SHELL := /bin/sh
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell for v in 3.11 3.12 3.13 3.14; do "python$$v" -c "" 2>/dev/null && command -v "python$$v" && exit; done; command -v python3)
 PYTEST_ARGS ?=
 WORKERS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# also for what is built from source on the way: hivemind, where it has no wheel
+export PIP_CONSTRAINT := build-constraints.txt
+export PIP_BUILD_CONSTRAINT := build-constraints.txt
 INPUTS := pyproject.toml constraints.txt averaging/codecs/blocks.c averaging/codecs/build_hook.py
 
 .PHONY: help install test check format proto settings dist demo clean
@@ -26,7 +30,7 @@ help:
 	@sed -n 's/^# //p;/^SHELL/q' Makefile
 
 $(BIN)/python:
-	@"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Potluck needs Python 3.11 or newer; found " + sys.version)'
+	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 14) or sys.exit("found Python " + sys.version.split()[0] + "; Potluck needs 3.11 to 3.14; install one, and name it: make $(or $(MAKECMDGOALS),install) PYTHON=/path/to/python3.12")'
 	"$(PYTHON)" -m venv "$(VENV)"
 	@echo "installing into $(VENV) takes some minutes; most of it is torch, with CUDA several GB"
 

@@ -10,12 +10,23 @@ import os
 import signal
 import sys
 
-from averaging.system.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
-from peer.settings.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
+from averaging.system.installation import broken_package, unsuited_system
+from peer.settings.exit_codes import BUG, INTERRUPTED, MACHINE, OK, exit_code_lines
 
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
+
+def _end_unable(problem: str) -> None:
+    """Leave with one line if there is a problem that no command can work with."""
+    if problem:
+        print(f"potluck: {problem}", file=sys.stderr)
+        sys.exit(MACHINE)
+
+
+_end_unable(unsuited_system(sys.platform, sys.version_info[:2]))
 try:
+    from averaging.system.hangup import GOODBYES, ending_as_ctrl_c_does, outlive_the_terminal
+
     with ending_as_ctrl_c_does():
         from collections.abc import Callable, Sequence
         from pathlib import Path
@@ -28,7 +39,13 @@ try:
         import peer.history.history_commands
         import peer.installed.installed_commands
         from averaging.curves.curve_commands import add_curve_commands
-        from averaging.host.command_errors import refused_by_the_machine, report, report_bug, report_usage
+        from averaging.host.command_errors import (
+            refused_by_the_machine,
+            report,
+            report_bug,
+            report_missing,
+            report_usage,
+        )
         from averaging.host.help_texts import keep_help_texts
         from averaging.host.local_commands import LocalCommands
         from averaging.host.stderr_log import log_to_stderr
@@ -40,6 +57,9 @@ except KeyboardInterrupt:
     # Imports are the longest part of a short command. Nothing was done yet, so a traceback would not help.
     print(_LEFT_AT_ONCE, file=sys.stderr)
     sys.exit(INTERRUPTED)
+except ImportError as error:
+    _end_unable(broken_package(error))
+    raise
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -184,6 +204,8 @@ def _run() -> int:
         return report(error)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except ImportError as error:
+        return report_missing(error)
     except Exception as error:  # noqa: BLE001 - the last edge of the program: keep the traceback, print one line
         refused = refused_by_the_machine(error) if isinstance(error, OSError) else None
         if refused is not None:

@@ -703,3 +703,16 @@ def test_bugreport_of_a_host_whose_ledger_is_damaged_says_that(tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
     with zipfile.ZipFile(out) as archive:
         assert "is damaged" in json.loads(archive.read("host/status.json"))["note"]
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("sys.platform = 'win32'", "install WSL 2"),
+        ("sys.modules['typer'] = None", "the Python package typer is missing"),
+    ],
+)
+def test_what_cannot_run_potluck_is_told_in_one_line(before: str, told: str) -> None:
+    command = [sys.executable, "-c", f"import sys; {before}; import potluck"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told in _one_line(done, 4)

@@ -13,6 +13,7 @@ import typer
 
 from averaging.host.hints import with_folder
 from averaging.storage.full_disk import is_of_full_disk
+from averaging.system.installation import broken_package
 from averaging.system.temporary_folder import temporary_folder
 from protocol.errors import MachineError, PotluckError, UsageError
 from protocol.tables import shortened
@@ -47,6 +48,16 @@ def report_bug(error: BaseException) -> None:
         typer.echo(lines, err=True)
         told = "the lines above"
     typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {told}", err=True)
+
+
+def report_missing(error: ImportError) -> int:
+    """Print the line for a package that is missing or broken; a module of ours is a bug. Returns the exit code."""
+    told = broken_package(error)
+    if told:
+        typer.echo(f"potluck: {told}", err=True)
+        return MachineError.exit_code
+    report_bug(error)
+    return PotluckError.exit_code
 
 
 def refused_by_the_machine(error: OSError) -> MachineError | None:

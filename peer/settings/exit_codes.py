@@ -7,6 +7,7 @@ from typing import Final
 
 OK: Final = 0
 BUG: Final = 1
+MACHINE: Final = 4
 INTERRUPTED: Final = 130
 
 
@@ -26,7 +27,7 @@ EXIT_CODES: Final[dict[int, ExitCode]] = {
         "see the command's `--help`",
     ),
     3: ExitCode("a file or flag holds a value that cannot work", "correct the value that the line names"),
-    4: ExitCode(
+    MACHINE: ExitCode(
         "this machine lacks something: memory, disk, a free port, a readable file",
         "mend what the line names; `potluck doctor` checks all of it",
     ),

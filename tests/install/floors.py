@@ -29,18 +29,27 @@ FLOORS_PYTHON: Final = "3.11"
 """The lowest Python, which has wheels of the lowest releases."""
 
 TRIED: Final = Path(__file__).with_name("floors.txt")
-EXTRA: Final = "hf"
+EXTRAS: Final = ("hf", "tensorboard", "wandb")
+"""Those whose releases are tried here. `small` asks for a newer torch, which would hide the lowest: `python -m tests.install.extras`
+tries it in an environment of its own. The tools of `make check` have the releases of constraints.txt as their bounds.
+"""
+
 TOOLS: Final = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "hatchling")
 """Only what the tests need, in whatever releases go with the ones that are tried."""
 
 TESTS: Final = (
-    "tests/protocol",
+    "tests/protocol/host",
+    "tests/protocol/identity",
+    "tests/protocol/run",
+    "tests/protocol/rounds/messages",
+    "tests/protocol/tensors",
     "tests/golden/test_wire_bytes.py",
     "tests/golden/test_saved_folders.py",
     "tests/averaging/codecs",
     "tests/averaging/data/sources",
     "tests/averaging/data/test_tokenizer.py",
     "tests/averaging/data/test_vocabulary.py",
+    "tests/averaging/data/test_end_token.py",
     "tests/averaging/host",
     "tests/coordinator/ledger",
     "tests/coordinator/status",
@@ -52,24 +61,28 @@ TESTS: Final = (
     "tests/peer/status",
     "tests/test_front_door.py",
 )
-"""Every dependency is used in one of these. None compares with a benchmark, which may need what only newer releases have."""
+"""Every dependency is used in one of these, or in extras.py; what needs Python alone is left out. No benchmark is among them, which
+may need what only newer releases have.
+"""
 
 _BOUND: Final = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*([0-9.]+)")
 
 
 def declared_floors(pyproject: str) -> dict[str, str]:
-    """The lower bound of each dependency, the extra's included, by name as pyproject.toml writes it.
+    """The lower bound of each dependency, those of the extras included, by name as pyproject.toml writes it.
 
     Raises:
-        Failed: one has no lower bound.
+        Failed: one has no lower bound, or two that differ.
     """
     project = tomllib.loads(pyproject)["project"]
+    extras = project["optional-dependencies"]
     found: dict[str, str] = {}
-    for line in (*project["dependencies"], *project["optional-dependencies"][EXTRA]):
+    for line in (*project["dependencies"], *(line for name in EXTRAS for line in extras.get(name, ()))):
         match = _BOUND.match(line)
         if match is None:
             raise Failed(f"pyproject.toml: {line!r} has no lower bound")
-        found[match[1]] = match[2]
+        if found.setdefault(match[1], match[2]) != match[2]:
+            raise Failed(f"pyproject.toml: {match[1]} has the lower bounds {found[match[1]]} and {match[2]}")
     return found
 
 
@@ -132,8 +145,9 @@ def try_floors(folder: Path, python: str, sources: Sources) -> list[str]:
 def _resolved(folder: Path, python: Path, resolution: str, sources: Sources) -> Path:
     pins, override = folder / f"{resolution}.txt", folder / "override.txt"
     override.write_text(f"torch=={sources.torch}\n" if sources.torch else "", encoding="ascii")
+    extras = [word for name in EXTRAS for word in ("--extra", name)]
     run(
-        [uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python", python, "--extra", EXTRA,
+        [uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python", python, *extras,
          "--resolution", resolution, "--override", override, *sources.flags(), "--output-file", pins, ROOT / "pyproject.toml"],
         environment=_without_caps(),
     )  # fmt: skip
@@ -143,28 +157,26 @@ def _resolved(folder: Path, python: Path, resolution: str, sources: Sources) -> 
 def _tried(folder: Path, interpreter: Path, pins: Path, sources: Sources) -> list[str]:
     python = new_environment(folder, interpreter)
     install: Sequence[str | Path] = [uv(), "pip", "install", "--quiet", "--python", python, *sources.flags()]
-    for what in (
-        ["--no-deps", "--requirement", pins],
-        ["--constraint", pins, *TOOLS],
-        ["--no-deps", ROOT],
-    ):
+    for what in (["--no-deps", "--requirement", pins], ["--constraint", pins, *TOOLS], ["--no-deps", ROOT]):
         run([*install, *what], environment=_without_caps(), limit_s=INSTALL_LIMIT_S)
     home = folder / "home"
     home.mkdir()
     environment = {**os.environ, "HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1", "GRPC_VERBOSITY": "ERROR"}
-    problems: list[str] = []
-    try:
-        problems += [f"{folder.name}: {problem}" for problem in broken_command_line(python, environment)]
-    except Failed as error:
-        problems.append(f"{folder.name}: {error}")
     # Warnings of old and new releases are theirs; pyproject.toml makes them errors for the pinned ones.
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", *TESTS]
+    problems: list[str] = []
     try:
+        problems += broken_command_line(python, environment)
+        run(
+            [python, "-m", "tests.install.extras", folder / "extras"],
+            environment=environment,
+            log=folder / "extras.log",
+        )
         said = run(pytest, environment=environment, limit_s=INSTALL_LIMIT_S, log=folder / "pytest.log")
         say(f"  {said.strip().splitlines()[-1]}")
     except Failed as error:
-        problems.append(f"{folder.name}: {error}")
-    return problems
+        problems.append(str(error))
+    return [f"{folder.name}: {problem}" for problem in problems]
 
 
 def _without_caps() -> dict[str, str]:

@@ -1,8 +1,7 @@
 """The images: each target of docker/Dockerfile built by buildah, and a host and a peer in containers for a round.
 
-buildah needs no daemon. Its chroot isolation needs root and has no network of its own, so ports, networks between containers, a
-read-only root and compose are not tried. The base is a stand-in of the same Debian, made by debootstrap, because a registry of images
-may be out of reach.
+composed.py shows the rest: ports, limits, networks. The base is a stand-in of the same Debian, made by debootstrap,
+because a registry of images may be out of reach.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.install.buildah import CERTIFICATES, Buildah, base_of, make_base
+from tests.install.composed import try_compose
 from tests.install.one_round import one_host, write_run_of_one_round
-from tests.install.running import INSTALL_LIMIT_S, ROOT, Failed, Sources, run, say
+from tests.install.running import ROOT, Failed, Sources, say
 
 TARGETS: Final = ("coordinator", "peer-cpu", "peer-gpu")
 RUNNABLE: Final = ("coordinator", "peer-cpu")
 SUITE: Final = "bookworm"
-BASE: Final = "localhost/potluck-base:stand-in"
-MIRROR: Final = "http://deb.debian.org/debian"
-CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 UID: Final = 10001
 ABSENT: Final = ("gcc", "cc", "make", "git", "curl", "wget", "pip")
 """Programs that no image may have on its PATH, but for the compiler of a peer with a card."""
@@ -39,39 +37,16 @@ print(source.parent.parent, ctypes.CDLL(cached).seven())
 """Does what Triton does for a kernel: C that includes Python.h is compiled, kept and loaded."""
 
 NOT_TRIED: Final = (
-    "docker build and compose, ports, networks between containers, a read-only root, the health check by a container's runtime",
+    "docker itself, and the images of Prometheus and Grafana",
     "python:3.11-slim-bookworm itself: a stand-in by debootstrap is the base",
     "a card in a container",
 )
 
 
-class Buildah:
-    """buildah with a storage of its own below `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        found = shutil.which("buildah")
-        if found is None or os.geteuid() != 0:
-            raise Failed("images need root and buildah (Debian: apt-get install buildah debootstrap)")
-        self._words = [found, "--root", str(folder / "images"), "--runroot", str(folder / "run")]
-
-    def words(self, command: str, *arguments: str | Path) -> list[str | Path]:
-        """A command line."""
-        isolated = ["--isolation", "chroot"] if command in ("build", "run", "from") else []
-        return [*self._words, command, *isolated, *arguments]
-
-    def __call__(self, command: str, *arguments: str | Path, log: Path | None = None) -> str:
-        """Run the command. Returns its output."""
-        return run(self.words(command, *arguments), limit_s=INSTALL_LIMIT_S, log=log)
-
-    def start(self, image: str) -> str:
-        """A container of the image. Returns its name."""
-        return self("from", "--pull-never", image).strip().splitlines()[-1]
-
-
 def try_images(folder: Path, targets: Sequence[str], sources: Sources) -> list[str]:
     """Build the targets, look into each, and run a round where host and peer are there. Returns what failed."""
     buildah, problems = Buildah(folder), []
-    make_base(buildah, folder)
+    make_base(buildah, folder, SUITE)
     for target in targets:
         say(f"== {target}")
         try:
@@ -85,24 +60,10 @@ def try_images(folder: Path, targets: Sequence[str], sources: Sources) -> list[s
             problems += _round_in_containers(buildah, folder / "round")
         except Failed as error:
             problems.append(f"a round in containers: {error}")
+    if set(RUNNABLE) <= set(targets) and not problems:
+        problems += try_compose(folder / "compose", folder, f"localhost/potluck:{RUNNABLE[0]}")
     say(*(f"NOT TRIED: {what}" for what in NOT_TRIED))
     return problems
-
-
-def make_base(buildah: Buildah, folder: Path) -> None:
-    """The stand-in for the base: Debian's smallest, its Python and venv, and the certificates of this machine."""
-    if BASE.rpartition(":")[0] in buildah("images"):
-        return
-    root = folder / "base"
-    if not (root / "usr/bin/python3").exists():
-        packages = "python3,python3-venv,ca-certificates"
-        run(["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, root, MIRROR], limit_s=INSTALL_LIMIT_S)
-    if CERTIFICATES.exists():
-        shutil.copy(CERTIFICATES, root / "etc/ssl/certs/ca-certificates.crt")
-    container = buildah("from", "scratch").strip()
-    buildah("add", "--quiet", container, root, "/")
-    buildah("config", "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container)
-    buildah("commit", "--quiet", "--rm", container, BASE)
 
 
 def build_words(target: str, folder: Path, sources: Sources) -> list[str]:
@@ -115,7 +76,7 @@ def build_words(target: str, folder: Path, sources: Sources) -> list[str]:
     pipconf.write_text(
         f"[global]\ncert = {CERTIFICATES}\n" + (f"find-links ={folders}\n" if folders else ""), encoding="utf8"
     )
-    words = ["build", "--layers", "--build-arg", f"BASE={BASE}", "--secret", f"id=pipconf,src={pipconf}"]
+    words = ["build", "--layers", "--build-arg", f"BASE={base_of(SUITE)}", "--secret", f"id=pipconf,src={pipconf}"]
     words += ["--build-arg", "TORCH_INDEX="] if wheels else []
     words += [word for path in wheels for word in ("--volume", f"{path}:{path}:ro")]
     return [

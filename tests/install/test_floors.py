@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 from tests.install.floors import TESTS, TRIED, declared_floors, not_at_its_floor, pins_of, untried
@@ -33,8 +35,24 @@ def test_dependency_without_a_lower_bound_is_refused() -> None:
 
 
 def test_bound_is_read_with_an_extra_and_an_upper_one() -> None:
-    text = '[project]\ndependencies = ["a[trio]>=0.17", "b>=1.26,<2.4"]\noptional-dependencies = {hf = ["c>=5"]}\n'
+    text = '[project]\ndependencies = ["a[trio]>=0.17", "b>=1.26,<2.4"]\noptional-dependencies = {hf = ["c>=5", "a>=0.17"]}\n'
     assert declared_floors(text) == {"a": "0.17", "b": "1.26", "c": "5"}
+
+
+def test_two_bounds_of_one_package_are_refused() -> None:
+    text = '[project]\ndependencies = ["a>=0.17"]\noptional-dependencies = {hf = ["a>=0.18"]}\n'
+    with pytest.raises(Failed, match=r"a has the lower bounds 0\.17 and 0\.18"):
+        declared_floors(text)
+
+
+def test_bounds_of_the_tools_of_make_check_are_the_pinned_releases() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]["optional-dependencies"][
+        "dev"
+    ]
+    bounds = [line.partition(";")[0].replace(">=", "==") for line in tools]
+    assert (
+        sorted(set(bounds) - set((ROOT / "constraints.txt").read_text(encoding="utf8").replace(";", " ").split())) == []
+    )
 
 
 def test_bound_below_what_others_ask_for_is_told() -> None:

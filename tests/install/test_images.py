@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from protocol.run.manifest import load_run_config
-from tests.docker.assets import DOCKER, stages
+from tests.docker.assets import DOCKER, services, stages
+from tests.install.composed import PORTS, STATUS_PAGE
 from tests.install.images import TARGETS, build_words
 from tests.install.one_round import write_run_of_one_round
 from tests.install.running import Sources
@@ -42,3 +43,8 @@ def test_run_of_one_round_is_a_run_whose_files_are_beside_it(tmp_path: Path) -> 
         config = load_run_config(write_run_of_one_round(tmp_path / source, source))
         assert config.run.total_tokens == config.round.target_tokens
         assert list((tmp_path / source / "corpus").glob(ending))
+
+
+def test_ports_that_are_tried_are_those_that_the_host_of_compose_publishes() -> None:
+    published = [port.rpartition(":")[0] for port in services()["host"]["ports"]]
+    assert published == [*map(str, PORTS), STATUS_PAGE.removeprefix("http://").rstrip("/")]

@@ -111,7 +111,13 @@ def _wide(moment: torch.Tensor) -> torch.Tensor:
 def _torchao() -> Any:
     try:
         return import_module("torchao.optim")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MachineError(
             "torchao is not installed", "it, for moments in 8 bits", "pip install 'potluck-train[small]'"
+        ) from error
+    except (ImportError, AttributeError) as error:  # the latter: it uses what an older torch lacks
+        raise MachineError(
+            f"torchao does not fit torch {torch.__version__} ({error})",
+            "two releases that go together",
+            "pip install --upgrade 'potluck-train[small]'",
         ) from error

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
-from averaging.host.command_errors import refused_by_the_machine, report, report_usage
+from averaging.host.command_errors import refused_by_the_machine, report, report_missing, report_usage
 from protocol.errors import MachineError, StorageError, UsageError
 
 
@@ -57,3 +58,13 @@ def test_command_that_a_full_disk_ends_says_to_free_space_whatever_it_wrote(caps
         said = capsys.readouterr().err
         assert said.startswith("potluck: /state/x")
         assert said.endswith("No space left on device; expected room on that disk; free space and run it again\n")
+
+
+def test_package_that_is_missing_is_a_fault_of_the_machine_and_a_module_of_ours_a_bug(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("averaging.host.command_errors.temporary_folder", lambda: str(tmp_path))
+    assert report_missing(ModuleNotFoundError("No module named 'torch'", name="torch")) == 4
+    assert "the Python package torch is missing" in capsys.readouterr().err
+    assert report_missing(ImportError("cannot import", name="peer.daemon")) == 1
+    assert "this is a bug" in capsys.readouterr().err

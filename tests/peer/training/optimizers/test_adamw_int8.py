@@ -126,3 +126,12 @@ def test_without_torchao_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(MachineError, match=r"potluck-train\[small\]"):
         AdamWInt8(_groups(_parameters()), beta1=BETAS[0], beta2=BETAS[1])
+
+
+def test_torchao_that_does_not_fit_torch_is_told_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_name: str) -> None:
+        raise AttributeError("module 'torch' has no attribute 'int1'")
+
+    monkeypatch.setattr("peer.training.optimizers.adamw_int8.import_module", refuse)
+    with pytest.raises(MachineError, match=r"does not fit torch .*int1.*--upgrade 'potluck-train\[small\]'"):
+        AdamWInt8(_groups(_parameters()), beta1=BETAS[0], beta2=BETAS[1])
