@@ -42,6 +42,9 @@ ShardPart = Split | Literal["start", "base"]
 """Content of a shard: a part of the text, the run's initial weights, or the weights of its frozen base."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
+_WEIGHTS: Final = ("start", "base")
+"""Parts that are no text."""
+
 MAX_TASK_BYTES: Final = 32 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
@@ -205,14 +208,14 @@ class DatasetManifest(_Part):
     def _check_sources(self) -> DatasetManifest:
         num_sources = len(self.sources or ())
         for entry in self.shards:
-            is_of_source = bool(num_sources) and entry.split != "start"
+            is_of_source = bool(num_sources) and entry.split not in _WEIGHTS
             if (entry.source is not None) != is_of_source or (entry.source or 0) >= max(1, num_sources):
                 raise ValueError(f"a shard of source {entry.source} in a data set of {num_sources} sources")
         return self
 
     @model_validator(mode="after")
     def _check_forms(self) -> DatasetManifest:
-        forms = {entry.form for entry in self.shards if entry.split != "start"}
+        forms = {entry.form for entry in self.shards if entry.split not in _WEIGHTS}
         if len(forms) > 1:
             raise ValueError("shards of text of several forms: expected one")
         return self
@@ -221,7 +224,7 @@ class DatasetManifest(_Part):
     def _check_experts(self) -> DatasetManifest:
         num_experts = self.router.num_experts if self.router else 0
         for entry in self.shards:
-            is_routed = self.router is not None and entry.split not in ("start", "base")
+            is_routed = self.router is not None and entry.split not in _WEIGHTS
             if (entry.expert is not None) != is_routed or (entry.expert or 0) >= max(1, num_experts):
                 raise ValueError(f"a shard of expert {entry.expert} in a data set for {num_experts} experts")
         return self

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -103,7 +103,7 @@ class FileTokenizer:
             raise self._not_encoded(text, 0, _Unsayable(str(error)[:_MOST_REASON])) from error
         finally:
             self._rules.encode_special_tokens = True
-        offsets = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        offsets = np.fromiter(chain.from_iterable(found.offsets), dtype=np.int64).reshape(-1, 2)
         spans = _in_letters(text, counted)
         return np.array(found.ids, dtype=np.uint32), within(offsets[:, 0], offsets[:, 1], spans)
 

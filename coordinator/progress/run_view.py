@@ -93,6 +93,14 @@ class TimedRound:
 
 
 @dataclass(frozen=True, slots=True)
+class Yardsticks:
+    """Losses of the held-out text to compare the model's with: by zlib, and by a table of pairs of bytes."""
+
+    zlib_bits_per_byte: float
+    pairs_nats_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunPicture:
     """One snapshot of the run.
 
@@ -116,8 +124,7 @@ class RunPicture:
     loss_points: Sequence[LossPoint]
     checkpoints: Sequence[CheckpointRow]
     checkpoint_folder: Path
-    zlib_bits_per_byte: float
-    pairs_nats_per_byte: float
+    yardsticks: Yardsticks
     missing: Sequence[MissingCommits] = ()
     restarted: str = ""
     banned: frozenset[PeerId] = frozenset()
@@ -456,8 +463,8 @@ def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apar
         "train_loss": _curve(picture.loss_points, "train"),
         "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
         "yardsticks": {
-            "zlib_bits_per_byte": picture.zlib_bits_per_byte,
-            "pairs_nats_per_byte": picture.pairs_nats_per_byte,
+            "zlib_bits_per_byte": picture.yardsticks.zlib_bits_per_byte,
+            "pairs_nats_per_byte": picture.yardsticks.pairs_nats_per_byte,
         },
     }
 

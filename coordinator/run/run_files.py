@@ -344,8 +344,12 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
     Peers train and evaluate on such windows.
     """
     window = config.model.context_tokens + 1
-    if not dataset.num_counted("train"):
-        raise ConfigError("data: no token to train on counts", "answers or completions", "check data.format")
+    if not dataset.num_counted("train") or not dataset.num_counted("heldout"):
+        raise ConfigError(
+            "data: no token counts of the text to train on, or of the held-out text",
+            "answers or completions in both",
+            "add rows, or lower data.heldout_every",
+        )
     _check_sources(config, dataset, window)
     parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
     for part, split in parts:

@@ -55,7 +55,7 @@ def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: st
         run.inner,
         config.wishes,
         Limits(whole_bytes(config.max_gpu_memory_gb), has_compiler, may_be_int8),
-        SplitRules(why_no_context, partial(why_no_tensor, mixture=run.mixture)),
+        SplitRules(partial(why_no_context, isolates=run.data.isolate), partial(why_no_tensor, mixture=run.mixture)),
         config.max_gpu_celsius,
     )
 

@@ -9,6 +9,7 @@ from typing import Final
 from protocol.estimates.estimates import run_size
 from protocol.estimates.unit_disk import disk_phrase
 from protocol.run.manifest import RunConfig
+from protocol.run.source_section import SourceSection
 from protocol.run.traffic import needed_mbit_per_s, round_bytes
 from protocol.tables import in_bytes, printable, whole
 
@@ -54,10 +55,21 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
         for table in tables:
             prefix = f"{section_name}.{table.name}" if isinstance(section, tuple) else section_name
             for name in type(table).model_fields:
+                if name == "sources":
+                    yield from _source_settings(getattr(table, name), file)
+                    continue
                 origin = file if name in table.model_fields_set else "default"
                 # the one key whose default follows from other sections
                 value = config.chunk_elements if name == "chunk_elements" else getattr(table, name)
                 yield Setting(f"{prefix}.{name}", origin, value)
+
+
+def _source_settings(sources: Sequence[SourceSection], file: str) -> Iterable[Setting]:
+    """The keys that the sections of a mixture set."""
+    for number, source in enumerate(sources, 1):
+        for name in type(source).model_fields:
+            if name in source.model_fields_set:
+                yield Setting(f"data.source {number}: {name}", file, getattr(source, name))
 
 
 def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:

@@ -211,7 +211,8 @@ class DataSection(Section):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self.used(handler(self), _FIRST_DATA_KEYS)
+        values = self.used(handler(self), _FIRST_DATA_KEYS)
+        return {name: value for name, value in values.items() if name != "sources" or self.sources}
 
 
 def _keys_of(source: SourceSection) -> dict[str, object]:

@@ -36,6 +36,8 @@ is_tied = true                 # one matrix for embedding and output
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob; or "hf", "domains"
 # glob = "corpus/**/*.txt"     # of "text", "jsonl" and "parquet": two files or more below the folder of this file
 # domains = "python, english"  # of source = "domains": kinds of text that every install has; "c++" and "stubs", too
+# format = "chat"              # rows with messages, or "completion": rows with prompt and completion; the answers count
+# isolate = true               # packed documents do not see each other
 # dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
 heldout_every = 20             # one file in this many is kept for evaluation; of jsonl, parquet and hf one row
 # prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own

@@ -28,7 +28,7 @@ MANY_FIELDS = {
     "coordinator/progress/run_view.py:RunPicture": 20,
     "peer/demo/run.py:Swarm": 14,
     "peer/status/status_board.py:StatusBoard": 28,
-    "protocol/host/reports.py:PeerReport": 32,
+    "protocol/host/reports.py:PeerReport": 33,
     "protocol/pipeline/lanes/lane_machine.py:LaneState": 19,
     "protocol/rounds/messages/record.py:CommitRecord": 20,
     "protocol/rounds/messages/messages.py:Proposal": 14,

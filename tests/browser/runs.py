@@ -12,7 +12,7 @@ from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_events import EventBook
-from coordinator.progress.run_view import PeerEntry, RunPicture, TimedRound
+from coordinator.progress.run_view import PeerEntry, RunPicture, TimedRound, Yardsticks
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.status.metrics import Counts, Moment
 from peer.status.status import LastRound, PeerStatus
@@ -121,8 +121,7 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS, tokens: 
             for timed in written
         ),
         checkpoint_folder=folder,
-        zlib_bits_per_byte=1.9,
-        pairs_nats_per_byte=3.5 * math.log(2),
+        yardsticks=Yardsticks(1.9, 3.5 * math.log(2)),
         num_forks=0,
         units=tuple(
             UnitHolders(expert_unit(expert), tuple(peers[: 2 - expert]), num_rounds, expert == 2, num_rounds - 2)

@@ -53,7 +53,8 @@ def marked_by_prefixes(render: Render, messages: Sequence[Message]) -> MarkedTex
         if message.role != ASSISTANT:
             continue
         before = render(messages[:number], True) if number else ""
-        after = render(messages[: number + 1], False)
+        is_last = number + 1 == len(messages)
+        after = whole if is_last else render(messages[: number + 1], False)
         if not whole.startswith(after) or not after.startswith(before):
             raise UnclearAnswers(
                 f"it renders message {number + 1} or what is before it otherwise in the whole conversation, "

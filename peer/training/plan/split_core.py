@@ -39,10 +39,16 @@ def token_spans(place: int, num_ranks: int, context_tokens: int) -> tuple[range,
     return range(place * chunk, (place + 1) * chunk), range(late * chunk, (late + 1) * chunk)
 
 
-def why_no_context(model: ModelConfig, num_ranks: int) -> str:
-    """Why so many ranks cannot share each sequence, as "a context of 1000 tokens is not a multiple of 6"; empty if they can."""
+def why_no_context(model: ModelConfig, num_ranks: int, *, isolates: bool = False) -> str:
+    """Why so many ranks cannot share each sequence, as "a context of 1000 tokens is not a multiple of 6"; empty if they can.
+
+    Args:
+        isolates: whether documents of a sequence do not see each other.
+    """
     if num_ranks == 1:
         return ""
+    if isolates:
+        return "the tokens of a sequence cannot be shared with data.isolate = true"
     if not model.shares_contexts:
         return f"the tokens of a sequence cannot be shared in this model of family {model.family}"
     if model.context_tokens % (2 * num_ranks):

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from averaging.data import vocabulary
+from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer, train_bpe
@@ -208,3 +209,20 @@ def test_merges_are_not_left_out_at_random(tmp_path: Path) -> None:
     values["model"]["dropout"] = 0.9
     tokenizer = FileTokenizer(json.dumps(values).encode(), "it")
     assert len({tuple(tokenizer.encode(TEXTS[0].data)) for _ in range(10)}) == 1
+
+
+def test_a_marked_text_has_its_special_tokens_and_a_token_counts_if_a_part_of_it_does() -> None:
+    tokenizer = train_bpe([Text(b"hello there, hello you " * 50, "train")], 300)
+    text = "hé hello<|end|>you".encode()
+    spans = ((1, 3), (text.index(b"lo<"), text.index(b"you")))  # é, and from within a word to the special token
+    tokens, counted = tokenizer.encode_marked(text, spans)
+    assert tokenizer.decode_marked(tokens) == text.decode()
+    assert (tokens == tokenizer.end).sum() == 1
+    assert tokenizer.end not in tokenizer.encode(text), "elsewhere it is text"
+    found = tokenizer.decode_marked(tokens[counted])
+    assert found.startswith("é")
+    assert found.endswith("lo<|end|>")
+    assert "you" not in found
+    back = ReadBackTokenizer(tokenizer)
+    assert back.encode_marked(text, spans)[1].tolist() == counted.tolist()
+    assert back.loss == ""

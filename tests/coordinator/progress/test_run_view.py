@@ -18,10 +18,12 @@ from coordinator.progress.run_view import (
     PeerEntry,
     RunPicture,
     TimedRound,
+    Yardsticks,
     eta_s,
     heard,
     live_peers,
     mean_train_loss,
+    now_json,
     public_json,
     root_by_majority,
     status_json,
@@ -61,8 +63,7 @@ def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] =
         loss_points=points,
         checkpoints=(CheckpointRow(COMMIT, UNIT, 2, 600, ROOT, "00000002-cc", 9),),
         checkpoint_folder=Path("/state/checkpoints"),
-        zlib_bits_per_byte=1.9,
-        pairs_nats_per_byte=2.5,
+        yardsticks=Yardsticks(1.9, 2.5),
         restarted="restarted at round 2; nothing was lost",
         banned=frozenset((PeerId("banned 1"), PeerId("banned 2"))),
         num_forks=1,
@@ -206,3 +207,16 @@ def test_a_peer_that_left_has_no_speed() -> None:
     left = replace(picture(), peers={A: PeerEntry(peer(state="left"), 99.0)})
     (row,) = json.loads(json.dumps(status_json(left, 100.0)))["peers"]
     assert (row["state"], row["tokens_per_s"]) == ("left", 0.0)
+
+
+def test_the_text_that_was_read_of_each_source_is_the_sum_of_what_peers_tell() -> None:
+    told = {A: (30, 10), B: (50, 10), C: (7,)}  # the last one is of an older release, or lies
+    peers = {each: PeerEntry(replace(peer(), source_tokens=tokens), 95.0) for each, tokens in told.items()}
+    mixed = replace(picture(), peers=peers, source_names=("talk", "books"))
+    assert now_json(mixed, 100.0)["sources"] == [
+        {"name": "talk", "tokens": 87, "share": pytest.approx(87 / 107)},
+        {"name": "books", "tokens": 20, "share": pytest.approx(20 / 107)},
+    ]
+    nothing = now_json(replace(picture(), source_names=("talk", "books")), 100.0)["sources"]
+    assert [source["share"] for source in nothing] == [None, None]
+    assert now_json(picture(), 100.0)["sources"] == []

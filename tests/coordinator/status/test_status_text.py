@@ -223,3 +223,9 @@ def test_a_strangers_words_cannot_move_the_cursor() -> None:
     lines = status_lines({"run": "r\x1b[2J", "peers": [{"name": "calm-otter", "state": "training\x1b]0;owned\x07\n"}]})
     assert all(line.isprintable() for line in lines)
     assert any("\\x1b[2J" in line for line in lines)
+
+
+def test_the_share_that_was_read_of_each_source_is_told() -> None:
+    rows = [{"name": "talk", "tokens": 75, "share": 0.75}, {"name": "books", "tokens": 25, "share": 0.25}]
+    assert "text read: talk 75%, books 25%" in status_lines({"sources": rows})
+    assert "text read: none yet" in status_lines({"sources": [{"name": "talk", "tokens": 0, "share": None}]})

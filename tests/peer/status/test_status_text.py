@@ -210,3 +210,9 @@ def test_joining_peer_tells_no_progress_before_its_state_is_read() -> None:
     known = status_lines(joining.model_copy(update={"target_total_tokens": 8_000_000}))
     assert "round: not known yet, 8,000,000 tokens in all" in known
     assert "0%" not in "".join(known)
+
+
+def test_the_share_of_each_source_of_a_mixture_is_told() -> None:
+    mixed = STATUS.model_copy(update={"source_tokens": (300, 100)})
+    assert "source 1: 75%, source 2: 25%" in "\n".join(status_lines(mixed))
+    assert "source 1" not in "\n".join(status_lines(STATUS))

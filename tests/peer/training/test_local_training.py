@@ -11,12 +11,18 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.arithmetic.vectors import picked
-from peer.models.decoder import Decoder
+from averaging.data.assignment import heldout_windows
+from averaging.data.packing.packing import Packing, pack
+from averaging.data.sources.texts import Text
+from averaging.data.tokenizer import ByteTokenizer
+from peer.models.decoder import Decoder, load_flat
 from peer.training import local_training
+from peer.training.evaluation import HELDOUT_WINDOWS
 from peer.training.local_training import LocalTrainer
 from peer.training.plan.card_plan import FLOAT32
 from peer.training.plan.layout import Mesh
 from peer.training.ranks.rank_group import RankGroup
+from peer.training.replica.text_batches import text_batch
 from peer.training.training_plan import TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
@@ -296,3 +302,65 @@ def test_several_ranks_for_an_adapter_are_refused(tmp_path: Path) -> None:
     group = SimpleNamespace(size=2, rank=0, is_first=True, mesh=Mesh(shard=2))
     with pytest.raises(LocalProtocolError, match="an adapter over 2 ranks; expected one rank"):
         local_training._replica_of(adapter_plan(tmp_path), FLOAT32, torch.device("cpu"), cast(RankGroup, group))
+
+
+def _mixed_plan(folder: Path, **changes: object) -> TrainingPlan:
+    """A mixture of two sources, of which every fourth byte counts and documents are isolated."""
+    folder.mkdir(exist_ok=True)
+    parts = [("train", 0, 40), ("heldout", 0, 10), ("train", 1, 30), ("heldout", 1, 10)]
+    texts = []
+    for split, source, number in parts:
+        for place in range(number):
+            data = b"source %d, document %d says something" % (source, place)
+            spans = tuple((begin, begin + 1) for begin in range(source, len(data), 4))
+            texts.append(Text(data, split, counted=spans, source=source))
+    packing = Packing(4096, "mixture", "none", has_counts=True, has_starts=True, source_names=("a", "b"))
+    manifest = pack(texts, ByteTokenizer(), folder, packing)
+    shards = {name: tuple(folder / entry.sha256 for entry in manifest.part(name)) for name in ("train", "heldout")}
+    marked = {
+        "train_shards": shards["train"],
+        "heldout_shards": shards["heldout"],
+        "has_counts": True,
+        "has_starts": True,
+        "train_spans": manifest.source_spans("train", (3.0, 1.0)),
+        "heldout_spans": manifest.source_spans("heldout", (3.0, 1.0)),
+    }
+    return training_plan(folder, **{**marked, **changes})
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_a_marked_step_and_evaluation_are_the_same_whatever_the_micro_batch(tmp_path: Path, micro_batch: int) -> None:
+    whole = _trainer(_mixed_plan(tmp_path / "a", micro_batch=2))
+    cut = _trainer(_mixed_plan(tmp_path / "b", micro_batch=micro_batch))
+    one, other = whole.step(), cut.step()
+    assert one.loss_nats == pytest.approx(other.loss_nats, rel=1e-5)
+    assert torch.allclose(whole.theta(), cut.theta(), atol=1e-5)
+    assert whole.evaluate(ANCHOR_N) == pytest.approx(cut.evaluate(ANCHOR_N), rel=1e-5)
+    assert sum(one.source_tokens) == one.tokens_trained == BATCH_TOKENS, "all tokens of the windows are credited"
+
+
+def test_a_held_out_loss_is_the_mean_over_tokens_that_count(tmp_path: Path) -> None:
+    trainer = _trainer(_mixed_plan(tmp_path))
+    reader, window = trainer._heldout[None], MODEL.context_tokens + 1
+    starts = reader.aligned(heldout_windows(HELDOUT_WINDOWS, reader.spans, window), window)
+    total, count = 0.0, 0
+    model = Decoder(MODEL)
+    load_flat(model, trainer.schema, ANCHOR_N)
+    for start in starts:
+        batch = text_batch(reader, [start], window)
+        counted = int((batch.targets_BT >= 0).sum())
+        if counted:
+            total += float(model.loss(batch.tokens_BT[:, :-1], batch.targets_BT, batch.marks).detach()) * counted
+            count += counted
+    assert trainer.evaluate(ANCHOR_N) == pytest.approx(total / count, rel=1e-5)
+
+
+def test_windows_in_which_nothing_counts_train_nothing_and_are_not_credited(tmp_path: Path) -> None:
+    texts = [Text(b"nothing counts here " * 40, "train", counted=()), Text(b"x" * 40, "heldout", counted=((0, 40),))]
+    manifest = pack(texts, ByteTokenizer(), tmp_path, Packing(4096, "chats", "none", has_counts=True))
+    shards = tuple(tmp_path / entry.sha256 for entry in manifest.part("train"))
+    plan = training_plan(tmp_path, train_shards=shards, heldout_shards=shards, has_counts=True)
+    trainer = _trainer(plan)
+    found = trainer.step()
+    assert (found.step, found.tokens_trained, found.tokens_ready) == (1, 0, 0)
+    assert torch.equal(trainer.theta(), ANCHOR_N)

@@ -46,3 +46,12 @@ def test_traffic_is_told_for_a_round_a_day_and_the_run() -> None:
         "  whole run  up 251.4 MB, down 251.4 MB, in 163 rounds;",
         "             more where rounds are due before their target tokens are reached",
     ]
+
+
+def test_sources_of_a_mixture_are_told_one_by_one() -> None:
+    mixed = default_run_toml().replace('source = "python-stdlib"', "isolate = true")
+    mixed = mixed.replace("[inner]", '[[data.source]]\nkind = "text"\nglob = "*.txt"\nweight = 2.0\n[inner]')
+    settings = {s.name: s.value for s in run_settings(parse_run_config(mixed), "file run.toml")}
+    assert settings["data.source"] == "mixture"
+    told = {name: value for name, value in settings.items() if name.startswith("data.source ")}
+    assert told == {"data.source 1: kind": "text", "data.source 1: glob": "*.txt", "data.source 1: weight": 2.0}

@@ -51,6 +51,7 @@ MOVED = {
     "bytes_down": 1,
     "unit_bytes": (UnitBytes(UnitName("expert-1"), 5, 6),),
     "could_tokens_per_s": 3.0,
+    "source_tokens": (5, 6),
 }
 BROUGHT = {
     "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),

@@ -73,6 +73,8 @@ def test_report_survives_the_wire() -> None:
         REPORT, unit_bytes=(UnitBytes(UnitName("trunk"), 1 << 40, 7), UnitBytes(UnitName("expert-0"), 0, 1))
     )
     assert decode_report(encode_report(moved)) == moved
+    mixed = replace(REPORT, source_tokens=(1 << 40, 0, 7))
+    assert decode_report(encode_report(mixed)) == mixed
     for lane in (0, (1 << 32) - 1):
         serving = replace(REPORT, lane=lane, could_tokens_per_s=7000.5)
         assert decode_report(encode_report(serving)) == serving
@@ -95,6 +97,8 @@ def test_report_survives_the_wire() -> None:
         {"experts": (256,)},
         {"experts": (0,) * 257},
         {"expert_room": 257},
+        {"source_tokens": (0,) * 33},
+        {"source_tokens": (-1,)},
         {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
         {"unit_bytes": (UnitBytes(UnitName("expert-1"), 1, 1),) * 1025},
     ],

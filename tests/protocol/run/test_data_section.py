@@ -6,6 +6,7 @@ from protocol.run.data_section import DataSection, data_contradiction
 
 def test_a_section_that_says_nothing_is_pythons_library_and_writes_only_its_first_keys() -> None:
     assert sorted(DataSection().model_dump()) == ["glob", "heldout_every", "shard_bytes", "source"]
+    assert sorted(DataSection().model_dump(mode="json")) == ["glob", "heldout_every", "shard_bytes", "source"]
     assert DataSection(prose="help/*.txt").model_dump()["prose"] == "help/*.txt"
 
 

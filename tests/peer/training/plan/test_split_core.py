@@ -36,6 +36,8 @@ def test_places_of_a_mesh_name_who_shares_sequences_and_who_shares_layers() -> N
 
 def test_a_context_that_ranks_do_not_divide_evenly_cannot_be_shared() -> None:
     assert [why_no_context(MODEL, ranks) for ranks in (1, 2, 3, 4)] == [""] * 4
+    assert "data.isolate" in why_no_context(MODEL, 2, isolates=True)
+    assert why_no_context(MODEL, 1, isolates=True) == ""
     assert why_no_context(MODEL, 5) == "a context of 48 tokens is not a multiple of 10"
 
 
