@@ -213,7 +213,7 @@ def _scores(trainer: LocalTrainer, anchor_N: torch.Tensor) -> Found:
     order = ScoreOrder(sequences=short, num_answer_tokens=4, vocab_size=trainer.plan.model.vocab_size, end=0)
     answers = [token for answer in trainer.scored(anchor_N, order, 3).answers for token in answer]
     values = torch.tensor([value or 0.0 for value in scored.log_likelihoods], dtype=torch.float64)
-    return {"log-likelihoods": values, "same answers": torch.tensor(answers, dtype=torch.float64)}
+    return {"same log-likelihoods": values, "same answers": torch.tensor(answers, dtype=torch.float64)}
 
 
 def skipped(trainer: LocalTrainer) -> Found:
