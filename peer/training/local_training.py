@@ -23,9 +23,8 @@ from peer.models.decoder import Decoder
 from peer.models.mixture import MixtureDecoder
 from peer.training.card_at_work import CardAtWork
 from peer.training.evaluation import Evaluation, values_of
-from peer.training.expert_turns import expert_of_step
-from peer.training.learning_rate import learning_rate_at
 from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
+from peer.training.optimizers.learning_rate import learning_rate_at
 from peer.training.plan.card_plan import CardPlan
 from peer.training.ranks.agreed_plan import agreed_plan
 from peer.training.ranks.rank_files import moments_path, part_of_rank
@@ -33,6 +32,7 @@ from peer.training.ranks.rank_group import RankGroup, alone
 from peer.training.ranks.text_share import share_of
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
+from peer.training.replica.expert_turns import expert_of_step
 from peer.training.replica.moments import KeptMoments, moments_layout
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
@@ -365,7 +365,7 @@ class LocalTrainer:
             self._evaluation.nats(
                 self._heldout[each], values_of(self._replica, anchors, self.units.schemas), each, self.micro_batch
             )
-            / self._heldout_bytes_per_token(each)
+            / _heldout_bytes_per_token(self.plan, each)
             for each in experts
         ]
         return sum(losses) / len(losses)
@@ -382,12 +382,6 @@ class LocalTrainer:
         values = values_of(self._replica, anchors, self.units.schemas)
         return self._scorer.scored(values, order, self.micro_batch if most is None else most)
 
-    def _heldout_bytes_per_token(self, expert: int | None) -> float:
-        of_experts = self.plan.expert_heldout_bytes_per_token
-        if expert is None or not of_experts:
-            return self.plan.heldout_bytes_per_token
-        return of_experts[self.plan.experts.index(expert)]
-
     def evaluate_prose(self, anchors: torch.Tensor | Sequence[torch.Tensor]) -> float:
         """The same over the run's prose.
 
@@ -399,3 +393,10 @@ class LocalTrainer:
             self._prose, values_of(self._replica, anchors, self.units.schemas), expert, self.micro_batch
         )
         return nats / self.plan.prose_bytes_per_token
+
+
+def _heldout_bytes_per_token(plan: TrainingPlan, expert: int | None) -> float:
+    of_experts = plan.expert_heldout_bytes_per_token
+    if expert is None or not of_experts:
+        return plan.heldout_bytes_per_token
+    return of_experts[plan.experts.index(expert)]

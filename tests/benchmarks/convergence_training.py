@@ -21,7 +21,7 @@ from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import heldout_starts
 from averaging.rounds.traffic.contribution import encode_chunks
-from peer.training.learning_rate import learning_rate_at
+from peer.training.optimizers.learning_rate import learning_rate_at
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema

@@ -35,7 +35,7 @@ from peer.models.decoder import Decoder, load_flat, parts_of
 from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
 from peer.models.merging import merge, tune_routers
 from peer.models.mixture import MixtureDecoder
-from peer.training.learning_rate import learning_rate_at
+from peer.training.optimizers.learning_rate import learning_rate_at
 from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.expert_schema import MixtureConfig, held_units, trunk_schema

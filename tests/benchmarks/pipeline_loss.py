@@ -23,7 +23,7 @@ from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_trainer import StageTrainer
-from peer.training.learning_rate import learning_rate_at
+from peer.training.optimizers.learning_rate import learning_rate_at
 from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.run.training_sections import InnerSection

@@ -23,7 +23,7 @@ from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import FAREWELL, STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.card_at_work import CardAtWork
-from peer.training.learning_rate import learning_rate_at
+from peer.training.optimizers.learning_rate import learning_rate_at
 from peer.training.plan.card_memory_core import stage_load
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments, moments_layout

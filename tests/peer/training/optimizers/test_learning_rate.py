@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from peer.training.learning_rate import learning_rate_at
+from peer.training.optimizers.learning_rate import learning_rate_at
 from protocol.run.training_sections import InnerSection
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.training.expert_turns import expert_of_step
+from peer.training.replica.expert_turns import expert_of_step
 
 
 def test_each_expert_has_its_step_and_a_run_without_has_none() -> None:
