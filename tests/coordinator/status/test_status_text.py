@@ -9,10 +9,10 @@ import pytest
 
 from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.progress.run_core import ALL_PAUSED, NOBODY_HERE
 from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.progress.waiting_core import ALL_PAUSED, NOBODY_HERE
 from coordinator.status.status_text import alerts, status_lines
 from protocol.host.reports import UnitBytes
 from protocol.identity.names import peer_name
