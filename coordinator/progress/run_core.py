@@ -6,7 +6,7 @@ reached. The peers do everything in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -14,6 +14,9 @@ from typing import Final
 
 from protocol.ids import CommitId, PeerId
 from protocol.tables import several
+
+NOBODY_HERE: Final = "no peer is here; the run goes on when one comes back"
+ALL_PAUSED: Final = "each peer that is here is paused"
 
 READY_FOR_S: Final = 15.0
 """A peer counts as ready for this long after it last said so: three reports."""
@@ -195,3 +198,22 @@ def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple
             return _train(state, rules)
         case Phase.FINISHED:
             return state, (), f"the run is over: {state.total_tokens:,} tokens are committed"
+
+
+def is_here(row: Mapping[str, object]) -> bool:
+    """Whether a peer takes part in the run now. `row`: as /api/status has it."""
+    return row.get("state") not in ("left", "silent") and row.get("is_banned") is not True
+
+
+def why_waiting(rows: Iterable[Mapping[str, object]], num_away: int) -> str:
+    """Why no peer trains: none of those that ever came is here, or all are paused; empty while one may train.
+
+    Args:
+        rows: the peers that this process of the host heard, as /api/status has them.
+        num_away: contributors that it did not hear.
+    """
+    peers = list(rows)
+    here = [row for row in peers if is_here(row)]
+    if not here:
+        return NOBODY_HERE if peers or num_away else ""
+    return ALL_PAUSED if all(row.get("state") == "paused" for row in here) else ""

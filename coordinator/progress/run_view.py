@@ -14,11 +14,10 @@ from typing import Final
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.heldout_core import expert_kind
-from coordinator.progress.run_core import Phase, RunState
+from coordinator.progress.run_core import Phase, RunState, why_waiting
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
 from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.progress.waiting_core import why_waiting
 from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
 from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.chosen_name import NONE_CHOSEN

@@ -16,9 +16,9 @@ from averaging.host.daemon_views import named_row, rows_of, shown_state
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
 from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
+from coordinator.progress.run_core import is_here
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
-from coordinator.progress.waiting_core import is_here
 from coordinator.status.status_text import alerts, headline, progress
 from protocol.tables import bits, done_percent, duration, printable, several, whole
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from averaging.host.daemon_views import named_row, rows_of, shown_state
-from coordinator.progress.waiting_core import is_here
+from coordinator.progress.run_core import is_here
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.messages.requests import NO_PART

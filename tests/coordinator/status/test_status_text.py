@@ -9,10 +9,10 @@ import pytest
 
 from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.progress.run_core import ALL_PAUSED, NOBODY_HERE
 from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.progress.waiting_core import ALL_PAUSED, NOBODY_HERE
 from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint, curve_json
 from coordinator.status.status_text import alerts, status_lines
