@@ -331,7 +331,7 @@ async def _open_rpc(
 
 
 def _pusher(host: HostDaemon) -> Pusher | None:
-    """The copier of checkpoints, if the host asked for one."""
+    """The pusher of checkpoints, if the host asked for one."""
     if not host.run.push:
         return None
     from coordinator.push.push import push_checkpoint  # imports torch

@@ -137,7 +137,7 @@ class _Place:
             )
 
     def _index(self) -> dict[str, object]:
-        """The content of newest.json; nothing if there is none, or none of ours."""
+        """The values of newest.json; none if there is no such file, or not one of ours."""
         data = b""
         try:
             self._fs.invalidate_cache()

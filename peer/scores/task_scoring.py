@@ -191,8 +191,10 @@ class TaskScoring:
     async def _slice(
         self, read: ReadAnchors, link: ChainLink, is_over: Callable[[], bool], order: ScoreOrder
     ) -> tuple[Scored, float]:
-        """Score one slice, once the owner allows it, and let training go on for a while. Returns how long the slice took, too."""
+        """Score one slice, once training has had its time since the last one and the owner allows it. Returns its duration, too."""
         board = self.tools.board
+        if not is_over():  # nothing is trained then that could wait
+            await trio.sleep_until(self.budget.since_s + self.budget.rest_s)
         while not board.allowed.may_compute:
             await trio.sleep(1.0)
         began_s = trio.current_time()
@@ -200,8 +202,6 @@ class TaskScoring:
             scored = await self._tried(read, order)
         took_s = trio.current_time() - began_s
         self.budget = self.budget.after(took_s, trio.current_time())
-        if not is_over():  # nothing is trained then that could wait
-            await trio.sleep(self.budget.rest_s)
         return scored, took_s
 
     async def _tried(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
