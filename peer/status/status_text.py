@@ -201,7 +201,7 @@ def status_lines(status: PeerStatus) -> list[str]:
 
 
 def _round_waits(status: PeerStatus) -> str:
-    """What the next round waits for; empty where another line tells it, or the cause of it."""
+    """The thing that the next round waits for; empty where another line tells it, or the cause of it."""
     is_in_next_round = status.round_target_tokens > 0 and status.round_waiting.startswith("training: round ")
     is_told = status.offline or is_disk_full(status) or is_in_next_round or is_over(status)
     return "" if is_told else status.round_waiting
