@@ -118,6 +118,6 @@ class StartSearch:
 
 
 def _for_what(host_reason: str) -> str:
-    """The thing that a peer waits for, by the reason for which the host has not started the run."""
+    """The thing that a peer waits for, by the host's reason not to have started the run."""
     told = host_reason.removeprefix("waiting ")
     return told if told.startswith("for ") else f"for the run to start: {host_reason}"
