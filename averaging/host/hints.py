@@ -17,7 +17,7 @@ OF_HOSTS: Final = ("host", "invite list", "invite withdraw", "invite", "ban")
 OF_PEERS: Final = ("join", "pause", "resume", "doctor", "history", "checkpoint fetch", "service install")
 OF_BOTH: Final = (
     "status", "peers", "rounds", "logs", "bugreport", "stop", "health", "runs forget", "checkpoint list", "checkpoint verify",
-    "checkpoint export", "checkpoint merge", "generate", "curves", "where", "uninstall",
+    "checkpoint export", "checkpoint merge", "checkpoint push", "generate", "curves", "where", "uninstall",
 )  # fmt: skip
 """The commands that take a state folder, those of two words before the first word alone."""
 

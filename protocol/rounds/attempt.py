@@ -157,9 +157,9 @@ def _settle(
     """Every slice has a result and its bytes are here: make the record and send it."""
     config, check = state.config, SignatureCheck(state.config.verifier, state.config.run_id)
     claims = two_claims(results, proposal, check)
-    if claims is not None:
-        convicted = convict(state, (claims,))
-        ended = failed(convicted.state, now_s, convicted.reason or "two claims of one member are here", wait_s=0.0)
+    convicted = convict(state, (claims,) if claims is not None else ())
+    if convicted.actions:
+        ended = failed(convicted.state, now_s, convicted.reason, wait_s=0.0)
         return RoundStep(ended.state, convicted.actions, ended.reason)
     alive = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     voters = voters_at_hand(state, alive, now_s)

@@ -31,8 +31,8 @@ def convict(state: RoundState, pairs: Iterable[tuple[bytes, bytes]]) -> RoundSte
     orders: list[Action] = []
     for one, other in pairs:
         found = conviction_of(one, other, check)
-        if found is None or found.voter in expelled:
-            continue
+        if found is None or found.voter in expelled or found.voter == state.config.me.peer:
+            continue  # nobody expels itself: the others do
         voter = found.voter
         expelled.add(voter)
         reason = f"{short(voter)} {found.words}: it is out"

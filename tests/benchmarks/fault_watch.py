@@ -24,7 +24,7 @@ PROPOSED: Final = re.compile(r"round (\d+), attempt (\d+): (\d+) members, by (\S
 CONTRIBUTING: Final = re.compile(r"contributing (\d+) tokens")
 SETTLED: Final = re.compile(r"settling round \d+|finishing the acked record")
 COMMITTED: Final = re.compile(r"round (\d+) committed")
-GONE: Final = re.compile(r"(?:reducer )?(\S{6}) (?:is gone|left)")
+GONE: Final = re.compile(r"(?:reducer )?(\S+) (?:is gone|left)")
 FORKED: Final = "another lineage is preferred to ours"
 LAST_LINES: Final = 200
 """More than a peer says in one round."""

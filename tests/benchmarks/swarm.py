@@ -19,6 +19,8 @@ from peer.demo.processes import Running, last_line, wait_for_invite
 from peer.demo.summary import HostStatus
 from peer.status.status import PeerStatus
 from protocol.errors import MachineError
+from protocol.identity.names import peer_name
+from protocol.ids import PeerId
 from protocol.run.manifest import RunConfig
 from tests.benchmarks.logs import LogFollower
 from tests.benchmarks.places import Place, Places, free_port
@@ -56,7 +58,7 @@ class BenchPeer:
     @property
     def short(self) -> str:
         """As logs name it."""
-        return self.peer_id[-6:]
+        return peer_name(PeerId(self.peer_id)) if self.peer_id else ""
 
     @property
     def is_running(self) -> bool:

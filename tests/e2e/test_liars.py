@@ -22,7 +22,9 @@ from averaging.state.unit_log import LoggedRounds, UnitLog
 from averaging.storage.file_storage import FileStorage
 from peer.membership.joining import open_start_record
 from peer.membership.saved_membership import last_run_folder, load_membership
+from protocol.identity.names import peer_name
 from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import PeerId
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.messages.wire import decode_certificate
@@ -87,8 +89,9 @@ class Scene:
 
     @property
     def liar(self) -> str:
-        """Its letters in the reasons of others' rounds."""
-        return str(self.status(LIAR)["peer"])[-6:]
+        """A pattern of its name, or of its letters, in the reasons of others' rounds."""
+        peer = str(self.status(LIAR)["peer"])
+        return f"(?:{peer_name(PeerId(peer))}|{peer[-6:]})"
 
     def status(self, name: str) -> dict[str, object]:
         """The status of a peer; empty while it does not say."""
@@ -151,11 +154,11 @@ def test_each_lie_of_an_admitted_peer_is_refused_by_name_and_the_rounds_of_the_h
     with _scene(tmp_path, forked) as scene:
         liar = scene.liar
         scene.wait_rounds(1)
-        scene.tell(ROSTER, rf"refused a record of {liar}: \w+ contributed and is not to vote next", *HONEST)
+        scene.tell(ROSTER, rf"refused a record of {liar}: \S+ contributed and is not to vote next", *HONEST)
         scene.tell(CREDITS, rf"refused a record of {liar}: {liar} did not sign .* {TOKENS_OF_A_LIAR} tokens", *HONEST)
         scene.tell(ALONE, rf"{liar} sent commits after round 0 that no quorum signed: not followed", *HONEST)
-        scene.tell(STRANGERS, rf"dropped a certificate of {liar}: \w+ was not admitted to the run", *HONEST)
-        scene.tell(FALSE_COUNTS, rf"dropped a result of {liar}: a result that counts what \w+ did not sign")
+        scene.tell(STRANGERS, rf"dropped a certificate of {liar}: \S+ was not admitted to the run", *HONEST)
+        scene.tell(FALSE_COUNTS, rf"dropped a result of {liar}: a result that counts what \S+ did not sign")
         scene.tell(WITHHELD, rf"reducer {liar} announced a result that did not come here; its slice is given to others")
         num_rounds = min(scene.index(name) for name in HONEST)
         for peer in scene.peers.values():
