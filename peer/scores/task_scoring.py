@@ -60,6 +60,10 @@ LAST_WITHIN_S: Final = 120.0
 SEND_LAST_WITHIN_S: Final = 20.0
 SEND_EVERY_S: Final = 3.0
 LOOK_EVERY_S: Final = 5.0
+
+_COPIED_AT_ONCE: Final = 1 << 22
+"""Values. Others wait for some milliseconds then."""
+
 TRIES: Final = 3
 """How often a slice is tried when the training process dies."""
 
@@ -253,4 +257,7 @@ async def _answers(file: Prompts, items: Sequence[int], slices: _Slices) -> tupl
 
 async def _lay(anchors: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> None:
     for room_N, anchor_N in zip(rooms, anchors, strict=True):
-        await trio.to_thread.run_sync(room_N.copy_, anchor_N)
+        for begin in range(0, len(anchor_N), _COPIED_AT_ONCE):
+            stop = begin + _COPIED_AT_ONCE
+            room_N[begin:stop].copy_(anchor_N[begin:stop])
+            await trio.lowlevel.checkpoint()
