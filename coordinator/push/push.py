@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from coordinator.checkpoints.adapter_export import export_adapter
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import checkpoint_name, read_manifest, verify_checkpoint
 from coordinator.checkpoints.stored_file import hash_file
@@ -67,7 +69,8 @@ def push_checkpoint(
         if manifest.experts is not None:  # it has an export for each; their weights are in the checkpoint
             verify_checkpoint(checkpoint)
         else:
-            export_checkpoint(checkpoint, scratch)
+            export = export_checkpoint if manifest.adapter is None else export_adapter
+            export(checkpoint, scratch)
             exported = sorted(path for path in scratch.iterdir() if path.is_file())
             files |= {f"{EXPORT_NAME}/{path.name}": path for path in exported}
         name = checkpoint_name(manifest.index, CommitId(bytes.fromhex(manifest.commit)))
@@ -86,11 +89,9 @@ class _Place:
 
         self._url = url
         self._fs: Any = None
-        try:
+        with self._asked_to("be opened"):
             options = {"auto_mkdir": True} if url.startswith("file:") else {}
             self._fs, root = fsspec.core.url_to_fs(url, **options)
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self._refused("be opened", error)
         self._root = str(root).rstrip("/")
 
     def push(self, name: str, run_id: str, index: int, files: Mapping[str, Path], on_bytes: OnBytes) -> Pushed:
@@ -114,21 +115,17 @@ class _Place:
         return Pushed(name, index, total)
 
     def _put(self, file: str, path: Path) -> None:
-        try:
+        with self._asked_to(f"take {file}"):
             self._fs.put_file(str(path), f"{self._root}/{file}")
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self._refused(f"take {file}", error)
 
     def _check(self, file: str, expected_sha256: str, num_bytes: int) -> None:
         digest, found_bytes = sha256(), 0
-        try:
+        with self._asked_to(f"give {file} back"):
             self._fs.invalidate_cache()
             with self._fs.open(f"{self._root}/{file}", "rb") as stream:
                 while part := stream.read(_PART_BYTES):
                     digest.update(part)
                     found_bytes += len(part)
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self._refused(f"give {file} back", error)
         if (digest.hexdigest(), found_bytes) != (expected_sha256, num_bytes):
             raise StorageError(
                 f"{file} at {self._url} has {found_bytes} bytes with SHA-256 {digest.hexdigest()[:8]}",
@@ -139,14 +136,10 @@ class _Place:
     def _index(self) -> dict[str, object]:
         """The values of newest.json; none if there is no such file, or not one of ours."""
         data = b""
-        try:
+        with self._asked_to(f"be asked for {INDEX_NAME}"), suppress(FileNotFoundError):
             self._fs.invalidate_cache()
             with self._fs.open(f"{self._root}/{INDEX_NAME}", "rb") as stream:
                 data = stream.read(_MAX_INDEX_BYTES)
-        except FileNotFoundError:
-            return {}
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self._refused(f"be asked for {INDEX_NAME}", error)
         try:
             values = json.loads(data)
         except (ValueError, RecursionError):
@@ -155,30 +148,28 @@ class _Place:
 
     def _write_index(self, values: Mapping[str, object]) -> None:
         data = (json.dumps(values, indent=1, sort_keys=True) + "\n").encode()
-        try:
+        with self._asked_to(f"take {INDEX_NAME}"):
             self._fs.pipe_file(f"{self._root}/{INDEX_NAME}", data)
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self._refused(f"take {INDEX_NAME}", error)
         self._check(INDEX_NAME, sha256(data).hexdigest(), len(data))
 
     def _remove(self, before: object, name: str) -> None:
         """Remove the checkpoint that was the newest before. Nothing that these functions did not write has such a name."""
         if not isinstance(before, str) or before == name or not _CHECKPOINT_NAME.fullmatch(before):
             return
-        try:
+        with self._asked_to(f"remove {before}"), suppress(FileNotFoundError):
             self._fs.rm(f"{self._root}/{before}", recursive=True)
-        except FileNotFoundError:
-            return
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            self._refused(f"remove {before}", error)
 
-    def _refused(self, what: str, error: Exception) -> NoReturn:
-        if isinstance(error, PotluckError):
-            raise error
-        # the error's own words may hold a signed address, so that only its kind is told
-        cause = getattr(error, "strerror", None) or type(error).__name__
-        raise StorageError(
-            f"{self._url} would not {what} ({cause})",
-            "a place that this machine may read and write",
-            "check the address, and the credentials in the environment",
-        ) from None
+    @contextmanager
+    def _asked_to(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except PotluckError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            # the error's own words may hold a signed address, so that only its kind is told
+            cause = getattr(error, "strerror", None) or type(error).__name__
+            raise StorageError(
+                f"{self._url} would not {what} ({cause})",
+                "a place that this machine may read and write",
+                "check the address, and the credentials in the environment",
+            ) from None
