@@ -21,6 +21,9 @@ from protocol.rounds.messages.requests import ContributionHeader
 MOST_CAP = 16
 """A cap is at most so many times the median of the signed tokens of three or more."""
 
+LEAST_CAP = 2
+"""And at least so many times that median, or what stands below for fewer: heartbeats may be late by a factor of two."""
+
 MOST_OF_FEW = 4
 """Of fewer it is at most so many times the lowest of them, or the tokens at which the round was due."""
 
@@ -104,6 +107,8 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
     fair_cap = MOST_OF_FEW * max(1, tokens[0], parent.target_tokens) if is_few else MOST_CAP * max(1, _median(tokens))
     if record.weight_cap_tokens > fair_cap:
         return f"its cap is {record.weight_cap_tokens} tokens, the claims are {tokens}"
+    if record.weight_cap_tokens < _least_fair_cap(parent, record, tokens):
+        return f"its cap is {record.weight_cap_tokens} tokens, too few for claims of {tokens}"
     earlier = parent.record.contributors if parent.record is not None else ()
     before = sum(entry.credited_tokens for entry in earlier)
     if len(earlier) < 3:
@@ -121,6 +126,16 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
         if entry.credited_tokens != fair:
             return f"it credits {entry.peer} with {entry.credited_tokens} tokens for {fair}"
     return ""
+
+
+def _least_fair_cap(parent: ChainLink, record: CommitRecord, tokens: list[int]) -> int:
+    """Whoever was left out may have been proposed with a single token. What a lone commit counts is its own word."""
+    if record.lone:
+        return 0
+    claimed = {entry.peer for entry in record.contributors}
+    left_out = {entry.peer for part in record.slices for entry in part.omitted} - claimed
+    told = [1] * len(left_out) + tokens
+    return LEAST_CAP * (max(1, told[0], parent.target_tokens) if len(told) < 3 else _median(told))
 
 
 def _median(ordered: list[int]) -> int:

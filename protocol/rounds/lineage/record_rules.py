@@ -278,10 +278,13 @@ def low_cap_problem(parent: ChainLink, record: CommitRecord, members: Collection
         members: peers that took part, as far as they are known here. A member that the record leaves out whole lowered the cap when it
             was proposed, by as few tokens as it may have had; a peer of which only the leader tells did not.
     """
-    least = _least_cap(parent, record, members)
-    if record.weight_cap_tokens >= least:
-        return ""
-    return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return _low_problem(record.weight_cap_tokens, _least_cap(parent, record, members))
+
+
+def _low_problem(cap_tokens: int, least: int) -> str:
+    if cap_tokens < least:
+        return f"a weight cap of {cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return ""
 
 
 def _least_cap(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> int:
