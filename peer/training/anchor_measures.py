@@ -65,6 +65,7 @@ class AnchorMeasures:
                     areas, rooms = self._rooms.for_evaluation()
                     try:
                         await read(rooms)
+                        await self._until_ready()  # the process may have died meanwhile, and its areas are not these
                         return await measure(areas)
                     finally:
                         self._rooms.evaluated(areas)
