@@ -130,7 +130,7 @@ async def test_a_process_that_reads_only_half_of_an_order_is_killed(
     process = StageProcess(stage_plan(tmp_path, 0))
     killed = list[float]()
     process._process.kill = lambda: killed.append(trio.current_time())  # type: ignore[method-assign]
-    ours, theirs = trio.testing.lockstep_stream_pair()
+    ours, _theirs = trio.testing.lockstep_stream_pair()
     try:
         process._process.stream = ours  # type: ignore[assignment]
         with pytest.raises(StageProcessDied):
