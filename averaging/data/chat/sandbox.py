@@ -24,7 +24,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from averaging.data.chat.answers import UnclearAnswers, marked_by_prefixes, marked_by_tag
+from averaging.data.chat.answers import UnclearAnswers, marked_by_marks, marked_by_prefixes, marked_by_tag
 from averaging.data.chat.chat_rows import MarkedText, Message
 
 MOST_LETTERS: Final = 1 << 24
@@ -85,6 +85,7 @@ class Engine:
         environment.filters["tojson"] = _as_json
         environment.globals["raise_exception"] = _raise
         self._variables = {**variables, "tools": None, "documents": None}
+        self._mark = secrets.token_hex(16)
         try:
             self._template = environment.from_string(source)
             self._has_tag = "generation" in {token for _, kind, token in environment.lex(source) if kind == "name"}
@@ -100,7 +101,13 @@ class Engine:
         """
         if self._has_tag:
             return marked_by_tag(self._rendered(messages, False), Generation.begin_mark, Generation.end_mark)
-        return marked_by_prefixes(self._rendered, messages)
+        try:
+            return marked_by_prefixes(self._rendered, messages)
+        except UnclearAnswers as unclear:
+            try:
+                return marked_by_marks(self._rendered, messages, self._mark)
+            except UnclearAnswers:
+                raise unclear from None
 
     def _rendered(self, messages: Sequence[Message], begins_answer: bool) -> str:
         given = [{"role": message.role, "content": message.content} for message in messages]

@@ -39,6 +39,33 @@ def test_a_tag_marks_what_counts_and_special_tokens_are_known() -> None:
     assert _rendered(TAGGED) == MarkedText("<s>[hé]yo</s>", ((7, 13),)), "letters, not bytes"
 
 
+THINKING = """{%- set ns = namespace(last=-1) %}
+{%- for m in messages[::-1] %}
+    {%- if ns.last < 0 and m.role == 'user' %}{% set ns.last = messages | length - 1 - loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if m.role == 'assistant' and loop.index0 > ns.last %}
+        {%- set thought = m.content.split('</think>')[0] if '</think>' in m.content else '' %}
+        {{- '<think>\\n' + thought.split('<think>')[-1].strip('\\n') + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {{- said + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Drops the thoughts of earlier turns, as templates of models do that think."""
+
+
+def test_a_template_that_drops_earlier_thoughts_is_taken_for_chats_of_several_turns() -> None:
+    talk = [Message("user", "a"), Message("assistant", "<think>\nhm\n</think>\n\nb"), *TALK]
+    with TemplateProcess(ChatTemplate(THINKING, "t.jinja")) as process:
+        found = process.marked(talk, "row 1")
+    turns = ("user\na", "assistant\nb", "user\nhé", "assistant\n<think>\n\n</think>\n\nyo")
+    assert found.text == "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
+    answers = [found.text[begin:end] for begin, end in found.counted]
+    assert answers == ["b<|im_end|>\n", "<think>\n\n</think>\n\nyo<|im_end|>\n"]
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
