@@ -38,7 +38,7 @@ from peer.history.round_log import history_path, keep_history, recall_history
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
-from peer.holdings.training_text import check_data
+from peer.holdings.training_text import check_data, check_weights
 from peer.holdings.verified_holders import ASK_WITHIN_S, CommitProof, present
 from peer.holdings.verified_holders_core import everybody
 from peer.machine.device import check_can_limit, choose_device
@@ -460,8 +460,9 @@ async def _begin_training(
 
 
 async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[int]) -> None:
-    """Fetch the missing data of these parts' holder from the host and from members listed meanwhile. Then check it."""
+    """Fetch the missing data of these parts' holder from the host and from members listed meanwhile, and check it."""
     membership, network, roster = joined.membership, joined.network, joined.roster
+    check_weights(membership.manifest.config, membership.dataset)
     listed = list(await _members_listed(joined))
 
     async def relisted(entries: Sequence[DirectoryEntry]) -> None:

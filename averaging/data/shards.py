@@ -45,6 +45,9 @@ MAX_TOKENIZER_BYTES: Final = 64 << 20
 _WEIGHTS: Final = ("start", "base")
 """Parts that are no text."""
 
+_WEIGHTS_FOLDER: Final = "weights"
+"""Within the folder of a cache."""
+
 MAX_TASK_BYTES: Final = 32 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
@@ -375,7 +378,13 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
 
 
 class ShardCache:
-    """Shards on disk, at most `max_bytes`. Each is checked when it arrives and when it is first used."""
+    """Shards on disk. Each is checked when it arrives and when it is first used.
+
+    Weights lie in a folder of their own, and the limit is for all other files: a model is as large as it is.
+
+    Args:
+        max_bytes: most that files other than weights take.
+    """
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 40) -> None:
         self._folder = folder
@@ -384,7 +393,8 @@ class ShardCache:
 
     def path(self, name: str) -> Path:
         """Path of the shard."""
-        return self._folder / name
+        weights = self._folder / _WEIGHTS_FOLDER / name
+        return weights if weights.is_file() else self._folder / name
 
     def has(self, entry: HashedFile) -> bool:
         """Whether the shard is here and complete; a damaged one is removed."""
@@ -433,14 +443,19 @@ class ShardCache:
             raise RemoteProtocolError(
                 f"bytes that are not shard {entry.sha256[:8]}", "bytes of that hash", "ask another peer"
             )
-        self._folder.mkdir(parents=True, exist_ok=True)
-        used = sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
-        if used + len(data) > self._max_bytes:
-            raise StorageError(
-                f"the data cache holds {used} bytes", f"at most {self._max_bytes}", "raise POTLUCK_PEER_CACHE_BYTES"
-            )
+        is_weights = isinstance(entry, ShardEntry) and entry.split in _WEIGHTS
+        folder = self._folder / _WEIGHTS_FOLDER if is_weights else self._folder
         try:
-            write_whole(self.path(entry.sha256), data)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not is_weights:
+                self._check_room(len(data))
+            write_whole(folder / entry.sha256, data)
         except OSError as error:
-            raise StorageError(f"a shard cannot be written to {self._folder}: {error}", "space on the disk") from error
+            raise StorageError(f"a shard cannot be written to {folder}: {error}", "space on the disk") from error
         self._checked.add(entry.sha256)
+
+    def _check_room(self, num_bytes: int) -> None:
+        num_bytes += sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
+        if num_bytes > self._max_bytes:
+            found = f"text of {num_bytes} bytes in the data cache"
+            raise StorageError(found, f"at most {self._max_bytes}", "raise POTLUCK_PEER_CACHE_BYTES")

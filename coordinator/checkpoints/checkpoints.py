@@ -326,16 +326,17 @@ def _check_file(path: Path, name: str, stored: StoredFile, on_read: OnRead = _no
         raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
 
 
+def stored_files(manifest: CheckpointManifest) -> Mapping[str, StoredFile]:
+    """The files that a checkpoint's manifest vouches for, by name."""
+    files = {} if manifest.tokenizer is None else {TOKENIZER_NAME: manifest.tokenizer}
+    weights, momentum = parameters_name(manifest.unit), momentum_name(manifest.unit)
+    return {**files, weights: manifest.parameters, momentum: manifest.momentum}
+
+
 def _check_files(path: Path, manifest: CheckpointManifest, on_read: OnRead) -> None:
-    files: list[tuple[str, StoredFile, OnRead]] = [
-        (parameters_name(manifest.unit), manifest.parameters, on_read),
-        (momentum_name(manifest.unit), manifest.momentum, on_read),
-    ]
-    if manifest.tokenizer is not None:
-        files.insert(0, (TOKENIZER_NAME, manifest.tokenizer, _no_report))
-    for name, stored, report in files:
+    for name, stored in stored_files(manifest).items():
         try:
-            _check_file(path, name, stored, report)
+            _check_file(path, name, stored, _no_report if name == TOKENIZER_NAME else on_read)
         except OSError as error:
             raise _damaged(path, f"{name} could not be read ({error.strerror})") from error
 

@@ -22,9 +22,16 @@ from typing import Any, Final
 
 from coordinator.checkpoints.adapter_export import export_adapter
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
-from coordinator.checkpoints.checkpoints import checkpoint_name, read_manifest, verify_checkpoint
+from coordinator.checkpoints.checkpoints import (
+    MANIFEST_NAME,
+    checkpoint_name,
+    read_manifest,
+    stored_files,
+    verify_checkpoint,
+)
 from coordinator.checkpoints.stored_file import hash_file
 from coordinator.push.push_kinds import check_push
+from coordinator.scores.score_files import SCORES_NAME
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId
 
@@ -65,7 +72,8 @@ def push_checkpoint(
     manifest = read_manifest(checkpoint)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        files = {path.name: path for path in sorted(checkpoint.iterdir()) if path.is_file()}
+        names = sorted((MANIFEST_NAME, SCORES_NAME, *stored_files(manifest)))  # and nothing that is being written
+        files = {name: checkpoint / name for name in names if name != SCORES_NAME or (checkpoint / name).is_file()}
         if manifest.experts is not None:  # it has an export for each; their weights are in the checkpoint
             verify_checkpoint(checkpoint)
         else:

@@ -40,6 +40,7 @@ from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from averaging.trio_errors import run_single_error
 from peer.holdings.own_model import DATA_FOLDER, read_tokenizer
+from peer.holdings.training_text import check_weights
 from peer.membership.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import (
@@ -172,6 +173,7 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
         donors = (*await _members(network, membership, roster), membership.coordinator)
         cache = ShardCache(visit.config.state_dir / DATA_FOLDER, visit.config.cache_bytes)
         dataset = membership.dataset
+        check_weights(membership.manifest.config, dataset)
         files: list[HashedFile] = [*dataset.part("base")]
         files += [dataset.tokenizer] if dataset.tokenizer is not None else []
         if files:

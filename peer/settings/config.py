@@ -144,7 +144,7 @@ class PeerConfig(PlaceConfig):
     """
 
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
-    """Most that cached training data takes on disk, in bytes."""
+    """Most that cached text takes on disk, in bytes. Weights that a run begins with, or trains an adapter over, come on top."""
 
     screen: Literal["auto", "live", "plain"] = "auto"
     """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""

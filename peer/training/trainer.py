@@ -277,9 +277,7 @@ class WorkerTrainer:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""
         area = self._rooms.lay(command.unit, values_N)
         reply = await self._exchange(command.model_copy(update={"area": area}))
-        if reply is not None:
-            self._rooms.has_begun()
-        self._rooms.spend(command.unit)
+        self._rooms.used(command.unit)
         return reply
 
     async def _until_ready(self) -> None:
@@ -292,13 +290,16 @@ class WorkerTrainer:
         A worker that neither answers nor dies is frozen: it is killed, and so restarted.
         """
         stream, life = self._process.stream, self._restarts
-        if stream is None:
+        if stream is None or not self._ready.is_set():
             return None
         self._number += 1
         number = self._number
         patience_s = self._patience_s()
         try:
-            with trio.fail_after(patience_s):
+            with trio.fail_after(patience_s) as sending:
+                sending.shield = (
+                    True  # send a started command to its end, or the next one would be read as the rest of it
+                )
                 await stream.send_all(frame(command.numbered(number)))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None

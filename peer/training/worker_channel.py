@@ -1,8 +1,9 @@
 """The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
 
-No pickle, no multiprocessing. The shared mapping has two areas of N float32. A starting worker reads the anchor from `IN`. The worker
-writes snapshots to `OUT`; the daemon makes shifts of them there. unit_rooms.py decides where other values lie. An area takes memory
-only between its write and its last use: then the daemon frees the pages if the system can.
+No pickle, no multiprocessing. The shared mapping has three areas of N float32. A starting worker reads the anchor from `IN`, and the
+daemon lays nothing else there, as a worker may start at any moment. The worker writes snapshots to `OUT`; the daemon makes shifts of
+them there. unit_rooms.py decides where other values lie. An area takes memory only between its write and its last use: then the
+daemon frees the pages if the system can.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Area(IntEnum):
 
     IN = 0
     OUT = 1
+    ASIDE = 2
 
 
 class _Message(BaseModel):
@@ -249,7 +251,7 @@ def parse_event(data: bytes) -> Event:
 
 
 class SharedVectors:
-    """Two float32 vectors of N in one mapping, each (N,) and writable, shared by both processes."""
+    """The areas: float32 vectors of N in one mapping, each (N,) and writable, shared by both processes."""
 
     def __init__(self, descriptor: int, num_elements: int) -> None:
         self._num_elements = num_elements

@@ -23,6 +23,20 @@ START_WITHIN_S: Final = 120.0
 
 SANDBOX_MODULE: Final = "averaging.data.chat.sandbox"
 
+KEPT_VARIABLES: Final = (
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "PYTHONUSERBASE",
+)
+"""Variables of the environment that Python may need to start. A stranger's template is to have no others near, such as keys."""
+
 _READ_BYTES: Final = 1 << 16
 _REMEDY: Final = "mend the template, or name another in data.chat_template"
 
@@ -68,7 +82,7 @@ class TemplateProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=CHILD_FOLDER,
-                env=child_environment(),
+                env=child_environment({name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}),
             )
         except OSError as error:
             raise MachineError(f"no process can be started: {error.strerror}", "one for the chat template") from error

@@ -13,11 +13,13 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from coordinator.checkpoints.checkpoints import verify_checkpoint
+from coordinator.checkpoints.adapter_export import export_adapter
+from coordinator.checkpoints.checkpoints import CheckpointManifest, verify_checkpoint
 from coordinator.push import push_kinds
 from coordinator.push.push import INDEX_NAME, push_checkpoint
 from coordinator.push.push_kinds import check_push
 from protocol.errors import ConfigError, MachineError, StorageError
+from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
 
@@ -46,6 +48,41 @@ def test_a_folder_gets_the_checkpoint_its_export_and_an_index_and_all_of_it_veri
     assert {"manifest.json", "export/config.json"} <= index["files"].keys()
     assert seen[-1] == (pushed.num_bytes, pushed.num_bytes)
     assert not (tmp_path / "scratch").exists()
+
+
+def test_an_adapters_checkpoint_is_pushed_with_its_export_as_an_adapter(memory: str, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of_adapter(tmp_path / "host", decoder())
+    fs, root = fsspec.core.url_to_fs(memory)
+    pushed = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    exported = export_adapter(checkpoint, tmp_path / "expected")
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= set(exported.files)
+    there = {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.find(f"{root}/{pushed.name}/export")}
+    assert there == {name: (tmp_path / "expected" / name).read_bytes() for name in exported.files}
+    assert verified_copy(fs, f"{root}/{pushed.name}", tmp_path / "copy").adapter is not None
+
+
+def verified_copy(fs: Any, there: str, folder: Path) -> CheckpointManifest:
+    folder.mkdir()
+    for path in fs.ls(there, detail=False):
+        if fs.isfile(path):
+            fs.get_file(path, str(folder / path.rpartition("/")[2]))
+    return verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["scores.json.unfinished", "manifest.json.unfinished", ".writing-x", "tokenizer.json.part", "notes.txt"]
+)
+def test_a_file_that_is_being_written_or_is_of_others_is_never_pushed(
+    checkpoint: Path, memory: str, tmp_path: Path, name: str
+) -> None:
+    (checkpoint / name).write_bytes(b"half of a")
+    (checkpoint / "scores.json").write_text("{}")
+    pushed = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    fs, root = fsspec.core.url_to_fs(memory)
+    sent = {path.removeprefix(f"/{root.strip('/')}/{pushed.name}/") for path in fs.find(f"{root}/{pushed.name}")}
+    assert name not in sent
+    assert {"scores.json", "manifest.json"} <= sent
+    assert sent == json.loads(fs.cat_file(f"{root}/{INDEX_NAME}"))["files"].keys()
 
 
 def test_the_newest_checkpoint_takes_the_place_of_the_one_before_and_nothing_else_is_touched(
