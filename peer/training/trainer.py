@@ -77,6 +77,9 @@ MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
 """How long a command may go unanswered, in steps and in seconds. An evaluation may take as long as many steps."""
 
+LEAST_WORK_S: Final = 1.0
+"""Processor time between two looks of a process that works. A frozen one uses none, one that waits for another rank hardly any."""
+
 
 class WorkerTrainer:
     """The Trainer interface over a worker process, or over one for each rank of the plan's mesh. Created by `open_worker_trainer`.
@@ -287,7 +290,8 @@ class WorkerTrainer:
     async def _exchange(self, command: Command) -> Reply | None:
         """Send one command to the worker that is ready now and wait for its reply; None if it dies first.
 
-        A worker that neither answers nor dies is frozen: it is killed, and so restarted.
+        A worker that neither answers nor dies is frozen: it is killed, and so restarted. One that still uses the processor is slow
+        and gets more time, since other programs may leave it little.
         """
         stream, life = self._process.stream, self._restarts
         if stream is None or not self._ready.is_set():
@@ -306,14 +310,26 @@ class WorkerTrainer:
         except trio.TooSlowError:
             self._give_up("the training process takes no commands")
             return None
-        # The second wait is for a daemon that was itself suspended: the reply may already be there, unread.
-        for wait_s in (patience_s, SECOND_LOOK_S):
+        return await self._answer(command, number, life, patience_s)
+
+    async def _answer(self, command: Command, number: int, life: int, patience_s: float) -> Reply | None:
+        """The reply to a command that was sent; None if the worker died, or was killed as frozen."""
+        begun_s, worked_s = trio.current_time(), self._process.processor_s()
+        wait_s = patience_s
+        while True:
             with trio.move_on_after(wait_s):
                 reply = await self._replies.of(number, lambda: self._restarts != life or not self._ready.is_set())
                 if reply is not None and command.op in ("load", "shift", "snapshot"):
                     self._life_of_theta[command.unit] = life
                 return reply
-        self._give_up(f"the training process did not answer for {patience_s:.0f} s")
+            if wait_s == SECOND_LOOK_S:
+                break
+            before_s, worked_s = worked_s, self._process.processor_s()
+            is_busy = worked_s - before_s >= LEAST_WORK_S and not self._process.stopped()
+            has_time = trio.current_time() - begun_s + patience_s <= MOST_PATIENCE_S
+            # The last wait is for a daemon that was itself suspended: the reply may already be there, unread.
+            wait_s = patience_s if is_busy and has_time else SECOND_LOOK_S
+        self._give_up(f"the training process did not answer for {trio.current_time() - begun_s:.0f} s")
         return None
 
     def _patience_s(self) -> float:

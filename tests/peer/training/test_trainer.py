@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.layout import Mesh, World
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
+from peer.training.training_process import TrainingProcess
 from peer.training.worker_channel import Command, Failed, OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
 from peer.training.worker_notes import MOST_CARD_FAULTS
@@ -184,6 +186,34 @@ async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
         assert trainer.worker_pid != frozen
         with trio.fail_after(BACK_WITHIN_S):
             await trainer.shift(torch.zeros_like(anchor_N), credited_tokens=0, schedule_tokens=0)
+
+
+async def test_a_worker_that_other_programs_leave_little_time_is_waited_for_as_long_as_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
+    async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        await _until_tokens(trainer, 64 * 20)
+        slow = trainer.worker_pid
+        assert slow is not None
+        looks = itertools.count()
+
+        def worked_s(process: TrainingProcess) -> float:
+            look = next(looks)
+            if look == 3:  # after three waits in vain
+                os.kill(slow, signal.SIGCONT)
+            return look * trainer_module.LEAST_WORK_S
+
+        monkeypatch.setattr(TrainingProcess, "processor_s", worked_s)
+        monkeypatch.setattr(TrainingProcess, "stopped", lambda process: [])
+        os.kill(slow, signal.SIGSTOP)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(trainer_module, "LEAST_PATIENCE_S", 0.2)
+            impatient.setattr(trainer_module, "PATIENCE_STEPS", 0.0)
+            with trio.fail_after(BACK_WITHIN_S):
+                assert (await trainer.snapshot()).num_steps >= 20
+        assert next(looks) >= 4
+        assert (trainer.worker_pid, trainer.progress().restarts) == (slow, 0)
 
 
 async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
