@@ -78,6 +78,7 @@ from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
     IDENTITY_FILE,
+    chat_template,
     open_run,
     run_tokenizer,
     start_units,
@@ -380,7 +381,9 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
         schema=schema,
         grid=ChunkGrid(schema.num_elements, elements),
         model=manifest.config.model.model_dump(),
-        companions=Companions(host.tokenizer, stored_adapter(manifest.config, host.run.dataset)),
+        companions=Companions(
+            host.tokenizer, stored_adapter(manifest.config, host.run.dataset), chat_template(host.run)
+        ),
         others=tuple((other, ChunkGrid(other.num_elements, elements)) for other in others),
         whole=manifest.model_schema if others else None,
         mixture=manifest.config.mixture,

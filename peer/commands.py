@@ -320,6 +320,12 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
         ] = 0.7,
         top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
         seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+        chat: Annotated[
+            bool,
+            typer.Option(
+                "--chat", help="Put the prompt as a user's message, in a run on chats; show the answer alone."
+            ),
+        ] = False,
         expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
         base: Annotated[
             Path | None,
@@ -345,9 +351,9 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
 
         with open_checkpoint(checkpoint, state_dir) as path:
             if as_json:
-                typer.echo(text_json(path, prompt, sampling, expert, base))
+                typer.echo(text_json(path, prompt, sampling, expert, base, is_chat=chat))
             else:
-                print_text(path, prompt, sampling, expert, base)
+                print_text(path, prompt, sampling, expert, base, is_chat=chat)
 
     return generate
 

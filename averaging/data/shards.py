@@ -48,6 +48,7 @@ _WEIGHTS: Final = ("start", "base")
 _WEIGHTS_FOLDER: Final = "weights"
 """Within the folder of a cache."""
 
+MAX_TEMPLATE_BYTES: Final = 4 << 20
 MAX_TASK_BYTES: Final = 32 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
@@ -139,6 +140,13 @@ class TokenizerEntry(_Part):
     end: Annotated[int, Field(ge=0, lt=1 << 20)]
 
 
+class TemplateEntry(_Part):
+    """The file of the run's chat template, transferred like a shard (averaging/data/chat/run_template.py)."""
+
+    sha256: Hex32
+    num_bytes: Annotated[int, Field(ge=1, le=MAX_TEMPLATE_BYTES)]
+
+
 class TaskEntry(_Part):
     """The file of a task that measures models, transferred like a shard (averaging/data/tasks/task_file.py)."""
 
@@ -205,6 +213,7 @@ class DatasetManifest(_Part):
     text_bytes: TextBytes | None = None
     router: RouterEntry | None = None
     tasks: list[TaskEntry] | None = None
+    template: TemplateEntry | None = None
     sources: Annotated[list[SourceEntry], Field(max_length=MAX_SOURCES)] | None = None
 
     @model_validator(mode="after")
@@ -269,7 +278,7 @@ class DatasetManifest(_Part):
 
     @property
     def _files_beside(self) -> tuple[HashedFile, ...]:
-        found = tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
+        found = tuple(entry for entry in (self.tokenizer, self.template, self.router) if entry is not None)
         return (*found, *(self.tasks or ()))
 
     def task(self, name: str) -> TaskEntry:

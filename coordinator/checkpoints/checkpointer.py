@@ -441,6 +441,7 @@ class Checkpointer:
             root=target.root,
             tokenizer=place.companions.tokenizer,
             adapter=place.companions.adapter,
+            template=place.companions.template,
         )
         if place.whole is None:
             return content

@@ -145,8 +145,10 @@ def _first(picture: RunPicture) -> Iterator[_NewEvent]:
 
 
 def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
-    if after.state.phase is not before.state.phase:
-        yield _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
+    is_new_phase, is_over = after.state.phase is not before.state.phase, after.state.phase is Phase.FINISHED
+    phase = _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
+    if is_new_phase and not is_over:
+        yield phase
     if after.restarted and not before.restarted:
         yield _NewEvent("run", f"the host {after.restarted}")
     known = {timed.row.commit for timed in before.rounds}
@@ -154,6 +156,8 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
     for timed in after.rounds:
         if timed.row.commit not in known and (timed.row.index > newest or before.rounds):
             yield _round(timed)
+    if is_new_phase and is_over:  # its last round comes first
+        yield phase
     if after.num_forks > before.num_forks:
         yield _NewEvent(
             "trouble", "the run goes on in two branches until they meet: some peers cannot reach the others"

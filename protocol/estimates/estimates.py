@@ -95,6 +95,7 @@ def run_size(config: RunConfig) -> RunSize:
             has_feedback=section.feedback > 0,
             has_momentum=has_momentum,
             has_fragments=config.num_fragments > 0,
+            has_tasks=bool(config.evaluate),
         )
         + (base_bytes(config.model, config.adapter.config) if config.adapter is not None else 0),
         host_bytes=host_memory_bytes(num_parameters, _kept_parameters(config), has_momentum=has_momentum),

@@ -125,7 +125,7 @@ class DataSection(Section):
                 raise ValueError(f"source {number}: {error}" if self.sources else str(error)) from error
         if self.sources and self._own_source() != _NO_SOURCE:
             raise ValueError("glob, dataset, format and other keys of a source stand in the sections [[data.source]]")
-        if self.chat_template and not any(part.format == "chat" for part in self.parts):
+        if self.chat_template and not self.has_chats:
             raise ValueError(f'chat_template = "{self.chat_template}" belongs to format = "chat"')
         if self.end_token and self.tokenizer in ("bytes", "bpe"):
             raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
@@ -137,6 +137,11 @@ class DataSection(Section):
         if not self.sources:
             return (self,)
         return tuple(self.model_copy(update=_keys_of(source)) for source in self.sources)
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether a source is chats, so that the run has a chat template."""
+        return any(part.format == "chat" for part in self.parts)
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -139,7 +139,7 @@ class RunConfig(Section):
             )
         if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
             raise ValueError(problem)
-        if problem := tasks_problem(self.evaluate, self.run.shards):
+        if problem := tasks_problem(self.evaluate, self.run.shards, has_chats=self.data.has_chats):
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from tests.install.one_round import write_run_of_one_round
+from tests.install.one_round import PEER_IS_DONE, write_run_of_one_round
 from tests.install.running import ROOT, Failed, run, say, uv
 
 PROJECT: Final = "potluck-check"
@@ -153,7 +153,7 @@ def _round(compose: _Compose, podman: Podman, docker: Path) -> Iterator[str]:
         (docker / f"{name}.log").write_text(said, encoding="utf8")
         if code != "0":
             yield f"{name} ended with {code}: {said[-500:]}"
-    if "the run is complete" not in podman("logs", peer):
+    if PEER_IS_DONE not in podman("logs", peer):
         yield f"{peer} ended before its run did"
     say("  a peer joined the host by its name, and both ended with their run; root read-only, no capabilities")
 

@@ -19,10 +19,7 @@ from protocol.rounds.messages.record import CommitRecord, Contributor, OmissionC
 from protocol.rounds.messages.requests import ContributionHeader
 
 MOST_CAP = 16
-"""A cap is at most so many times the median of the signed tokens of three or more."""
-
-LEAST_CAP = 2
-"""And at least so many times that median, or what stands below for fewer: heartbeats may be late by a factor of two."""
+"""A cap is at most so many times the median of the signed tokens of three or more, and at least that median: heartbeats may be late."""
 
 MOST_OF_FEW = 4
 """Of fewer it is at most so many times the lowest of them, or the tokens at which the round was due."""
@@ -129,13 +126,13 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
 
 
 def _least_fair_cap(parent: ChainLink, record: CommitRecord, tokens: list[int]) -> int:
-    """Whoever was left out may have been proposed with a single token. What a lone commit counts is its own word."""
+    """A peer that was left out may have been proposed with a single token. A lone commit has no voters beside its own signers."""
     if record.lone:
         return 0
     claimed = {entry.peer for entry in record.contributors}
     left_out = {entry.peer for part in record.slices for entry in part.omitted} - claimed
     told = [1] * len(left_out) + tokens
-    return LEAST_CAP * (max(1, told[0], parent.target_tokens) if len(told) < 3 else _median(told))
+    return max(1, told[0], parent.target_tokens) if len(told) < 3 else _median(told)
 
 
 def _median(ordered: list[int]) -> int:

@@ -45,7 +45,7 @@ LEFT_OUT: Final = {
     "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 3),
     "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 28),
     "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 13),
-    "a low weight cap": ("_low_problem", "cap_tokens < least", 32),
+    "a low weight cap": ("_low_problem", "cap_tokens < least", 144),
     "credited tokens": ("_numbers_problem", "entry.credited_tokens != tokens", 16),
     "strangers in the roster": ("_roster_problem", "stranger is not None", 0),
     "contributors in the roster": ("_roster_problem", "dropped is not None", 26),

@@ -91,7 +91,7 @@ def marked_by_marks(render: Render, messages: Sequence[Message], mark: str) -> M
     if [number for number, _ in found.ends] != numbers:
         raise UnclearAnswers("it does not render each answer once and in order")
     opening = _opening(render, messages[: numbers[0]] or messages)
-    closing = _closing(render, messages[: numbers[-1] + 1], mark)
+    closing = closing_of(render, messages[: numbers[-1] + 1], mark)
     spans, free = list[Span](), 0
     for number, end in found.ends:
         inner = min((place for own, place in found.begins if own == number), default=end)
@@ -148,7 +148,7 @@ def _opening(render: Render, messages: Sequence[Message]) -> str:
     return opened[len(before) :] if opened.startswith(before) else ""
 
 
-def _closing(render: Render, messages: Sequence[Message], mark: str) -> str:
+def closing_of(render: Render, messages: Sequence[Message], mark: str) -> str:
     """The text by which the last message, an answer, ends."""
     stripped = [*messages[:-1], Message(ASSISTANT, messages[-1].content.rstrip())]
     marks = _read_marks(render(_with_marks(stripped, mark), False), mark)

@@ -4,8 +4,9 @@ A template comes with a checkpoint, so that it is a stranger's. Jinja's sandbox 
 for files, and nothing random or of the clock. Memory, processor time and files are limited here; time is limited by the parent,
 which ends this process.
 
-The first line on standard input is a `Template`, each further one a list of [role, content] pairs. Each is answered by a line:
-{"text": ..., "spans": [[begin, end], ...]}, {} for the template, or {"error": ...}.
+The first line on standard input is a template, {"source": ..., "variables": {...}}. Each further one is a list of [role, content]
+pairs, or {"opens": pairs} for their text up to the place where the assistant begins, or {"closes": pairs} for the text by which the
+last of them ends. Each is answered by a line: {"text": ..., "spans": [[begin, end], ...]}, {} for the template, or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from averaging.data.chat.answers import UnclearAnswers, marked_by_marks, marked_by_prefixes, marked_by_tag
+from averaging.data.chat.answers import UnclearAnswers, closing_of, marked_by_marks, marked_by_prefixes, marked_by_tag
 from averaging.data.chat.chat_rows import MarkedText, Message
 
 MOST_LETTERS: Final = 1 << 24
@@ -109,6 +110,16 @@ class Engine:
             except UnclearAnswers:
                 raise unclear from None
 
+    def answer(self, question: object) -> dict[str, object]:
+        """The answer to a line after the first. Raises as `marked`."""
+        match question:
+            case {"opens": pairs}:
+                return {"text": self._rendered(_messages(pairs), True)}
+            case {"closes": pairs}:
+                return {"text": closing_of(self._rendered, _messages(pairs), self._mark)}
+        found = self.marked(_messages(question))
+        return {"text": found.text, "spans": found.counted}
+
     def _rendered(self, messages: Sequence[Message], begins_answer: bool) -> str:
         given = [{"role": message.role, "content": message.content} for message in messages]
         parts, left = list[str](), MOST_LETTERS
@@ -123,6 +134,10 @@ class Engine:
         except Exception as error:  # a template may fail in any way
             raise _TemplateFailed(_reason(error)) from error
         return "".join(parts)
+
+
+def _messages(pairs: Any) -> list[Message]:
+    return [Message(role, content) for role, content in pairs]
 
 
 def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
@@ -149,8 +164,7 @@ def serve(lines: TextIO, answers: TextIO, begin_line: Callable[[], None] = lambd
                 engine = Engine(values["source"], values["variables"])
                 answer: dict[str, object] = {}
             else:
-                found = engine.marked([Message(role, content) for role, content in values])
-                answer = {"text": found.text, "spans": found.counted}
+                answer = engine.answer(values)
         except (_TemplateFailed, UnclearAnswers) as error:
             answer = {"error": _reason(error)}
         except (MemoryError, RecursionError) as error:

@@ -37,6 +37,8 @@ KEPT_VARIABLES: Final = (
 )
 """Variables of the environment that Python may need to start. A stranger's template is to have no others near, such as keys."""
 
+_SHORT_TALK: Final = (Message("user", "a"), Message("assistant", "b"))
+_SOMETHING_ELSE: Final = "its process answered something else"
 _READ_BYTES: Final = 1 << 16
 _REMEDY: Final = "mend the template, or name another in data.chat_template"
 
@@ -106,12 +108,25 @@ class TemplateProcess:
         Raises:
             ConfigError: the template fails, takes too long, or does not show the answers.
         """
-        pairs = [(message.role, message.content) for message in messages]
-        answer = self._ask(pairs, f"{place}: ", self._within_s)
-        text, spans = answer.get("text"), answer.get("spans")
-        if not isinstance(text, str) or not isinstance(spans, list):
-            raise self._failed(f"{place}: ", "its process answered something else")
-        return MarkedText(text, tuple((int(begin), int(end)) for begin, end in spans))
+        answer = self._ask(_pairs(messages), f"{place}: ", self._within_s)
+        spans = answer.get("spans")
+        if not isinstance(spans, list):
+            raise self._failed(f"{place}: ", _SOMETHING_ELSE)
+        return MarkedText(self._text(answer, place), tuple((int(begin), int(end)) for begin, end in spans))
+
+    def opened(self, messages: Sequence[Message], place: str) -> str:
+        """The rendered conversation, up to the place where the assistant begins. Raises as `marked`."""
+        return self._text(self._ask({"opens": _pairs(messages)}, f"{place}: ", self._within_s), place)
+
+    def closing(self) -> str:
+        """The text by which an answer ends; empty if the template has none or does not show it. Raises as `marked`."""
+        return self._text(self._ask({"closes": _pairs(_SHORT_TALK)}, "", self._within_s), "a short talk")
+
+    def _text(self, answer: Mapping[str, object], place: str) -> str:
+        text = answer.get("text")
+        if not isinstance(text, str):
+            raise self._failed(f"{place}: ", _SOMETHING_ELSE)
+        return text
 
     def _ask(self, question: object, place: str, within_s: float) -> Mapping[str, object]:
         deadline_s = time.monotonic() + within_s
@@ -172,3 +187,7 @@ class TemplateProcess:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def _pairs(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in messages]

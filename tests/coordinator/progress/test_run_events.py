@@ -55,6 +55,18 @@ def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again(
     assert reported(frozen, frozen) == []
 
 
+def test_the_end_of_a_run_is_told_after_its_last_round() -> None:
+    before = picture()
+    last = timed(3, 900, 120)
+    over = replace(
+        before,
+        rounds=(*before.rounds, last),
+        state=replace(before.state, phase=Phase.FINISHED),
+        reason="the run is over",
+    )
+    assert [text.partition(":")[0] for _, text in reported(before, over)] == ["round 3", "finished"]
+
+
 def test_nothing_is_told_twice() -> None:
     look = with_peers(a="training")
     assert reported(look, look) == []
