@@ -23,10 +23,11 @@ from coordinator.policy.admission import (
     decide_admission,
     decide_renewal,
     invite_error,
+    request_error,
     run_over_error,
 )
 from coordinator.progress.run_core import Phase
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.errors import RefusedError, RemoteProtocolError
 from protocol.host.calls import (
     LIST_DOMAIN,
     MAX_REQUEST_BYTES,
@@ -79,7 +80,7 @@ class HostedRun:
     run_id: RunId
     signed_manifest: bytes
     dataset: bytes
-    max_members: int
+    max_peers: int
     credential_days: int
     authority: CertificateAuthority
     verifier: Verifier
@@ -179,11 +180,12 @@ class CoordinatorService:
                 is_banned=is_banned,
                 is_run_over=is_run_over,
                 num_live_peers=len(live_peers - {peer}),
-                max_members=run.max_members,
+                max_peers=run.max_peers,
             )
 
         # Check version, run and clock before the signature. Otherwise a wrong clock would be reported as an expired signature.
-        _raise_early(facts_of(PeerId(""), None, True, False), decide, now)
+        if error := request_error(facts_of(PeerId(""), None, True, False), now):
+            raise error
         asked = open_request(body.credential_request, verifier=run.verifier, run_id=run.run_id, now_unix_s=now)
         applicant = Applicant(asked.peer_id, public_key_from_peer_id(asked.peer_id), secret_hash)
         decision, credential = await self._ledger.run(
@@ -374,11 +376,3 @@ class CoordinatorService:
             raise RemoteProtocolError(
                 f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
             )
-
-
-def _raise_early(
-    facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], AdmissionDecision], now_unix_s: float
-) -> None:
-    error: PotluckError | None = decide(facts, now_unix_s).error
-    if error is not None:
-        raise error

@@ -53,9 +53,9 @@ keep_every = 4
 """
 
 
-def tiny_manifest(authority: CertificateAuthority) -> RunManifest:
+def tiny_manifest(authority: CertificateAuthority, run_lines: str = "") -> RunManifest:
     return RunManifest(
-        config=parse_run_config(RUN_TOML),
+        config=parse_run_config(RUN_TOML.replace("[model]", f"{run_lines}\n[model]", 1)),
         dataset_id="ab" * 32,
         dataset_tokens=1000,
         heldout_tokens=50,
@@ -116,14 +116,14 @@ class HostWorld:
 
 
 @contextmanager
-def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
-    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart."""
+def open_host(folder: Path, clock: Clock | None = None, *, run_lines: str = "") -> Iterator[HostWorld]:
+    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart. `run_lines` are added to [run]."""
     clock = clock or VirtualClock()
     authority_file = folder / "ca.der"
     if not authority_file.exists():
         authority_file.write_bytes(CA.certificate_der)
     authority = load_ca(CA_KEY, authority_file.read_bytes())
-    manifest = tiny_manifest(authority)
+    manifest = tiny_manifest(authority, run_lines)
     schema = manifest.unit_schemas()[UNIT]
     grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
     units = (StartUnit(UNIT, schema.fingerprint(), start_root(schema, grid, manifest.config.run.seed)),)
@@ -136,7 +136,7 @@ def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
             run_id=manifest.run_id,
             signed_manifest=sign_manifest(manifest, HOST),
             dataset=b"{}",
-            max_members=manifest.config.run.max_members,
+            max_peers=manifest.config.run.most_peers,
             credential_days=manifest.config.admission.credential_days,
             authority=authority,
             verifier=VERIFIER,

@@ -17,6 +17,7 @@ from protocol.errors import (
     RemoteProtocolError,
     RunOverError,
     SupersededError,
+    TemporaryError,
     VersionError,
 )
 from protocol.host.calls import START_DOMAIN, decode_admit_reply, decode_checkpoints
@@ -92,6 +93,19 @@ async def test_newcomer_gets_credential_manifest_and_data(tmp_path: Path, autoju
             await host.service.admit(host.admit_request(PEERS[1]))
         again = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0], invite_secret=b"")))
         assert again.credential != reply.credential
+
+
+async def test_a_full_run_lets_a_peer_that_is_here_in_again_and_refuses_a_newcomer(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path, run_lines="max_members = 2\nmax_peers = 2") as host:
+        host.invite()
+        for peer in PEERS[:2]:
+            await host.service.admit(host.admit_request(peer))
+            await host.service.report(host.report(peer, READY))
+        assert decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0]))).credential
+        with pytest.raises(TemporaryError, match="the run is full, with 2 peers"):
+            await host.service.admit(host.admit_request(PEERS[2]))
 
 
 @pytest.mark.parametrize(
