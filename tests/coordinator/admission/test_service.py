@@ -31,7 +31,7 @@ from protocol.ids import PROTOCOL_VERSION
 from protocol.pb import coordinator_pb2 as pb
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
-from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
+from tests.coordinator.host_world import RUN_TOML, SECRET, UNIT, HostWorld, open_host
 from tests.virtual import VirtualClock
 
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
@@ -98,7 +98,8 @@ async def test_newcomer_gets_credential_manifest_and_data(tmp_path: Path, autoju
 async def test_a_full_run_lets_a_peer_that_is_here_in_again_and_refuses_a_newcomer(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    with open_host(tmp_path, run_lines="max_members = 2\nmax_peers = 2") as host:
+    toml = RUN_TOML.replace("[model]", "max_members = 2\nmax_peers = 2\n[model]")
+    with open_host(tmp_path, toml=toml) as host:
         host.invite()
         for peer in PEERS[:2]:
             await host.service.admit(host.admit_request(peer))
