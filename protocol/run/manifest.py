@@ -86,7 +86,7 @@ class RunSection(Section):
     """Peers that must be ready before the run starts. It goes on with fewer."""
 
     max_members: Annotated[int, Field(ge=1, le=64)] = 64
-    """Most peers in one round of one unit. Where more are here, they take turns: those that waited longest go first."""
+    """Most peers in one round of one unit. If more are here, they take turns: those that waited longest go first."""
 
     max_peers: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Most peers that the run takes at a time, over all units; at least max_members. As many as max_members if not given."""

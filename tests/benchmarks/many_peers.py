@@ -1,4 +1,4 @@
-"""What many peers cost the host: the real service on loopback, with thin clients over gRPC and TLS.
+"""The cost of many peers for the host: the real service on loopback, with thin clients over gRPC and TLS.
 
     python -m tests.benchmarks.many_peers --json FILE [--quick]
 
@@ -105,14 +105,14 @@ class Host:
         return Used(float(str(told["all_s"])), float(str(told["service_s"])), int(str(told["ticks"])))
 
     async def rest(self, span_s: float) -> Used:
-        """What it uses with nothing but its own work."""
+        """Its use with nothing but its own work."""
         before = await self.used()
         await asyncio.sleep(span_s)
         return (await self.used()).since(before)
 
 
 async def _cost(host: Host, rest: Used, work: Callable[[], Awaitable[int]], count: int) -> tuple[Used, int, float]:
-    """What each of `count` things uses, without what the host spends at rest; how many succeeded; seconds in all."""
+    """The use of each of `count` things, without what the host spends at rest; how many succeeded; seconds in all."""
     before, begin_s = await host.used(), time.monotonic()
     succeeded = await work()
     lasted_s, used = time.monotonic() - begin_s, (await host.used()).since(before).without(rest)

@@ -102,7 +102,7 @@ def _commit(chain: Chain) -> CommitId:
 
 
 async def _work_of_each_second(host: HostWorld, events: EventBook, memory: MemoryKeeper, ticks: Ticks) -> None:
-    """What the daemon does beside calls and pages."""
+    """The work of the daemon beside calls and pages."""
     tracker, clock = host.tracker, host.clock
     while True:
         await tracker.tick()

@@ -37,7 +37,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HostAt:
-    """Where the host listens, its authority's certificate (DER), and its run."""
+    """The port on which the host listens, its authority's certificate (DER), and its run."""
 
     port: int
     ca_der: bytes
@@ -123,7 +123,7 @@ def make_clients(host: HostAt, count: int, first: int = 0) -> list[ThinClient]:
 
 
 def training(client: ThinClient, unit: UnitName, head: CommitId, index: int, tokens_ready: int) -> PeerReport:
-    """What a peer that trains says of itself, with everything that real ones say."""
+    """The report of a peer that trains, with everything that real ones say."""
     address = f"/ip4/192.0.2.{client.number % 250}/tcp/7610/p2p/{client.identity.peer_id}"
     return PeerReport(
         state="training",
