@@ -314,7 +314,7 @@ async def _open_rpc(
         run_id=run.manifest.run_id,
         signed_manifest=run.signed_manifest,
         dataset=run.dataset.canonical_bytes(),
-        max_members=config.run.max_members,
+        max_peers=config.run.most_peers,
         credential_days=config.admission.credential_days,
         authority=run.authority,
         verifier=Ed25519Verifier(),

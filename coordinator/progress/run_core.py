@@ -12,6 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from protocol.host.report_pace import MISSED_REPORTS
 from protocol.ids import CommitId, PeerId
 from protocol.tables import several
 
@@ -19,7 +20,7 @@ NOBODY_HERE: Final = "no peer is here; the run goes on when one comes back"
 ALL_PAUSED: Final = "each peer that is here is paused"
 
 READY_FOR_S: Final = 15.0
-"""A peer counts as ready for this long after it last said so: three reports."""
+"""A peer counts as ready for this long after it last said so, or for MISSED_REPORTS of its reports if they are rarer."""
 
 LOST_START_S: Final = 30.0
 """How long a peer that reports a started run has to show the start record, in seconds. A second start record would split the run
@@ -67,12 +68,13 @@ class RunState:
 @dataclass(frozen=True, slots=True)
 class PeerReported:
     """A peer reported. `is_ready`: it has data, model and network and waits for the start. `has_started`: it says that it takes
-    part in rounds.
+    part in rounds. `again_in_s`: when it reports again.
     """
 
     peer: PeerId
     is_ready: bool
     has_started: bool = False
+    again_in_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,11 @@ class AnnounceFinished:
 Action = SignStart | AnnounceFinished
 
 
-def _note(state: RunState, peer: PeerId, is_ready: bool, now: float) -> RunState:
-    ready = {p: t for p, t in state.ready_until.items() if p != peer}
-    preparing = {p: t for p, t in state.preparing_until.items() if p != peer}
-    (ready if is_ready else preparing)[peer] = now + READY_FOR_S
+def _note(state: RunState, event: PeerReported, now: float) -> RunState:
+    ready, preparing = dict(state.ready_until), dict(state.preparing_until)
+    for each in (ready, preparing):
+        each.pop(event.peer, None)
+    (ready if event.is_ready else preparing)[event.peer] = now + max(READY_FOR_S, MISSED_REPORTS * event.again_in_s)
     return replace(state, ready_until=MappingProxyType(ready), preparing_until=MappingProxyType(preparing))
 
 
@@ -176,11 +179,11 @@ def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ..
 def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
     """Apply one event. Returns the new state, the orders, and a sentence with the reason. `now` is monotonic seconds."""
     match event:
-        case PeerReported(peer, is_ready, has_started):
-            state = _note(state, peer, is_ready, now)
-            if has_started:
-                state = _note_started(state, peer, now)
-        case PeerLeft(peer):
+        case PeerReported() if state.phase is Phase.GATHERING:
+            state = _note(state, event, now)
+            if event.has_started:
+                state = _note_started(state, event.peer, now)
+        case PeerLeft(peer) if state.phase is Phase.GATHERING:
             state = _forget(state, peer)
         case StartSigned(genesis) if state.phase is Phase.GATHERING:
             state = replace(state, phase=Phase.TRAINING, head=genesis, is_signing=False)

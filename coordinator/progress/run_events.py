@@ -10,8 +10,9 @@ from typing import Final, Literal, get_args
 
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
+from coordinator.presence.presence import LIVE_S, PeerEntry, num_live
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound, hidden_peers, num_live
+from coordinator.progress.run_view import RunPicture, TimedRound, hidden_peers
 from protocol.identity.chosen_name import called
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
@@ -83,7 +84,8 @@ class EventBook:
         self._began_s = now_s if self._before is None else self._began_s
         heard = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
         states = {**self._states, **heard}
-        if now_s - self._began_s > LIVE_S:
+        patience_s = max((entry.patience_s for entry in picture.peers.values()), default=LIVE_S)
+        if now_s - self._began_s > patience_s:
             # After a restart a peer that was here has this long to report.
             states.update((p, "silent") for p, was in self._states.items() if p not in heard and was != "left")
         new: list[RunEvent] = []
@@ -116,7 +118,7 @@ def event_row(event: RunEvent) -> EventRow:
 def _state(entry: PeerEntry, now_s: float) -> str:
     """The state shown for a peer. All working states share one name, or the list would show every download."""
     word = entry.report.state
-    if word != "left" and now_s - entry.seen_s > LIVE_S:
+    if word != "left" and not entry.is_live(now_s):
         return "silent"
     return word if word in ("left", "paused") else "here"
 

@@ -13,26 +13,21 @@ from typing import Final
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import RunPast
+from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState, why_waiting
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
 from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
-from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.chosen_name import NONE_CHOSEN
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json, sum_of_counted
 from protocol.tables import duration
 
-LIVE_S: Final = 30.0
-"""A peer counts as live for this long after its last report."""
-
 MISSED_AFTER_S: Final = 3.0
 """How long a reported commit may still be on its way from another peer, in seconds."""
-
-FORGET_S: Final = 3600.0
 
 FETCHING_S: Final = 10.0
 """How long missing commits count as being fetched after one of them arrived, in seconds: some reports."""
@@ -51,17 +46,6 @@ _ROUNDS_FOR_ETA: Final = 1000
 """Rounds to look back on for the time left. A host that was away finds hundreds at once, and they count as one look."""
 
 _OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "banned", "trouble", "push"})
-
-
-@dataclass(frozen=True, slots=True)
-class PeerEntry:
-    """A peer's newest report, when it came, and since when reports have come without a break (monotonic seconds). Only this process
-    of the host counts.
-    """
-
-    report: PeerReport
-    seen_s: float
-    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,49 +129,11 @@ def hidden_peers(picture: RunPicture, now_s: float) -> Sequence[bool]:
     return [picture.peers[peer].report.is_outbound_only for peer in live_peers(picture.peers, now_s)]
 
 
-def helping(before: Mapping[PeerId, float], peer: PeerId, report: PeerReport, now_s: float) -> dict[PeerId, float]:
-    """The helpers that peers can connect to, with the time of their newest reports, after a report of a peer that is no member."""
-    kept = {helper: seen_s for helper, seen_s in before.items() if helper != peer and now_s - seen_s <= LIVE_S}
-    return {**kept, peer: now_s} if report.state == HELPING and not report.is_outbound_only else kept
-
-
-def num_live(helpers_s: Mapping[PeerId, float], now_s: float) -> int:
-    """How many of these reported recently."""
-    return sum(now_s - seen_s <= LIVE_S for seen_s in helpers_s.values())
-
-
-def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
-    """Peers that reported recently and have not said goodbye, sorted."""
-    return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
-
-
-def is_member(report: PeerReport, *, is_known: bool) -> bool:
-    """Whether a peer that reports this takes part in the run. A helper does not, and its goodbye is that of an unknown peer."""
-    return report.state != HELPING and (is_known or report.state not in ("leaving", "left"))
-
-
-def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEntry:
-    """The entry of a peer that has just reported. After a long silence or a goodbye it starts again."""
-    is_back = before is None or before.report.state == "left" or now_s - before.seen_s > LIVE_S
-    return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
-
-
 def missed(missing: Mapping[PeerId, MissingCommits], now_s: float) -> Sequence[MissingCommits]:
     """Missing commits that are worth showing. Every member reports a commit at once, but only two of them send it
     (peer/status/duties_core.py).
     """
     return [each for each in missing.values() if now_s - each.since_s >= MISSED_AFTER_S]
-
-
-def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:
-    """Training loss over live peers, weighted by their speed; None before the first step of any peer."""
-    total = weight = 0.0
-    for peer in live_peers(peers, now_s):
-        report = peers[peer].report
-        if report.loss_nats is not None and report.tokens_per_s > 0:
-            total += report.loss_nats * report.tokens_per_s
-            weight += report.tokens_per_s
-    return total / weight if weight else None
 
 
 def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Root | None:
@@ -211,7 +157,7 @@ def _points(rounds: Sequence[TimedRound]) -> list[ProgressPoint]:
 def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool) -> Json:
     report = entry.report
     silent_s = now_s - entry.seen_s
-    is_silent = silent_s > LIVE_S and report.state != "left"
+    is_silent = not entry.is_live(now_s) and report.state != "left"
     is_gone = is_silent or report.state == "left"
     return {
         "peer": peer,

@@ -15,16 +15,10 @@ from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
 from averaging.storage.disk_room import DiskRoom
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import RunPast
+from coordinator.presence.presence import live_peers, mean_train_loss
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import (
-    NO_PAST,
-    RunPicture,
-    lanes_and_stages,
-    live_peers,
-    mean_train_loss,
-    tokens_per_s,
-)
+from coordinator.progress.run_view import NO_PAST, RunPicture, lanes_and_stages, tokens_per_s
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders

@@ -14,11 +14,12 @@ from itertools import accumulate
 from typing import Final
 
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.host.report_pace import MAX_AGAIN_S
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
-from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, values_by_name
+from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
 from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
@@ -224,6 +225,17 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StartNews:
+    """Why the run has not started, and the host's signed start record once it has (domain START_DOMAIN)."""
+
+    reason: str = ""
+    start_record: bytes = b""
+
+
+NO_START_NEWS: Final = StartNews()
+
+
+@dataclass(frozen=True, slots=True)
 class ReportReply:
     """The coordinator's head, and the index of the first certificate that it wants next.
 
@@ -234,6 +246,8 @@ class ReportReply:
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
         live_others: other peers that have reported lately and taken up the run.
+        again_in_s: seconds until the peer reports again unless it has something urgent; 0 from an older coordinator.
+        start: for a peer that waits for the start.
     """
 
     phase: str
@@ -246,10 +260,15 @@ class ReportReply:
     known_revocations: bytes = b""
     like: bytes = b""
     live_others: int = 0
+    again_in_s: float = 0.0
+    start: StartNews = NO_START_NEWS
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
+        require(
+            0.0 <= self.again_in_s <= MAX_AGAIN_S, f"a next report in {self.again_in_s} s", f"0 to {MAX_AGAIN_S:g} s"
+        )
 
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -314,7 +333,10 @@ def _decode_standing(body: pb.UnitBody) -> UnitStanding:
 
 def encode_report_reply(reply: ReportReply) -> bytes:
     """The bytes of the answer to a report."""
-    return pb.ReportReply(**values_by_name(reply, pb.ReportReply)).SerializeToString(deterministic=True)
+    body = pb.ReportReply(**values_by_name(reply, pb.ReportReply))
+    if reply.start != NO_START_NEWS:
+        body.start.CopyFrom(pb.StartNews(reason=reply.start.reason, start_record=reply.start.start_record))
+    return body.SerializeToString(deterministic=True)
 
 
 def decode_report_reply(data: bytes) -> ReportReply:
@@ -322,4 +344,5 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
     require_hash_or_none("head", body.head)
     require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    return ReportReply(**fields_by_name(body))
+    start = StartNews(shown(body.start.reason), body.start.start_record)
+    return ReportReply(**fields_by_name(body), start=start)

@@ -288,7 +288,7 @@ class UnitBody(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others")
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others", "again_in_s", "start")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,8 @@ class ReportReply(_message.Message):
     KNOWN_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
     LIVE_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_IN_S_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     phase: str
     head: bytes
     index: int
@@ -309,7 +311,17 @@ class ReportReply(_message.Message):
     known_revocations: bytes
     like: bytes
     live_others: int
-    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ...) -> None: ...
+    again_in_s: float
+    start: StartNews
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ..., again_in_s: _Optional[float] = ..., start: _Optional[_Union[StartNews, _Mapping]] = ...) -> None: ...
+
+class StartNews(_message.Message):
+    __slots__ = ("reason", "start_record")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    START_RECORD_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    start_record: bytes
+    def __init__(self, reason: _Optional[str] = ..., start_record: _Optional[bytes] = ...) -> None: ...
 
 class WatchBody(_message.Message):
     __slots__ = ()

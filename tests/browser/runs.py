@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_events import EventBook
-from coordinator.progress.run_view import PeerEntry, RunPicture, TimedRound, Yardsticks
+from coordinator.progress.run_view import RunPicture, TimedRound, Yardsticks
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.status.metrics import Counts, Moment
 from peer.status.status import LastRound, PeerStatus

@@ -20,6 +20,7 @@ from protocol.rounds.lineage.record_rules import (
     next_roster,
     recorded_cap,
 )
+from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_SLICES
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import (
@@ -135,27 +136,37 @@ def make_record(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
     )
     roster = voters.next_after(parent, contributors, is_lone=proposal.lone)
-    return CommitRecord(
-        unit=proposal.unit,
-        parent=parent.commit,
-        index=parent.index + 1,
-        ballot=ballot,
-        slices=slices,
-        contributors=contributors,
-        codec=proposal.codec,
-        weight_cap_tokens=cap,
-        total_tokens=parent.total_tokens + sum(tokens),
-        outer=outer,
-        next_target_tokens=next_target_tokens,
-        roster=roster,
-        incarnations=_disks(parent, proposal, contributors, roster),
-        attested=attestation_of(attestations[entry.attests - 1] for entry in contributors),
-        lone=proposal.lone,
-        spine=proposal.spine,
-        result_codec=proposal.result_codec,
-        rules=SIGNED,
-        attestations=attestations,
+    return _by_rules(
+        parent,
+        voters,
+        CommitRecord(
+            unit=proposal.unit,
+            parent=parent.commit,
+            index=parent.index + 1,
+            ballot=ballot,
+            slices=slices,
+            contributors=contributors,
+            codec=proposal.codec,
+            weight_cap_tokens=cap,
+            total_tokens=parent.total_tokens + sum(tokens),
+            outer=outer,
+            next_target_tokens=next_target_tokens,
+            roster=roster,
+            incarnations=_disks(parent, proposal, contributors, roster),
+            attested=attestation_of(attestations[entry.attests - 1] for entry in contributors),
+            lone=proposal.lone,
+            spine=proposal.spine,
+            result_codec=proposal.result_codec,
+            rules=SIGNED,
+            attestations=attestations,
+        ),
     )
+
+
+def _by_rules(parent: ChainLink, voters: Voters, record: CommitRecord) -> CommitRecord:
+    """The record with the rules that it needs: those of its parent, and of turns once contributors do not vote next."""
+    is_in_turns = bool(left_out(record, voters.gone))
+    return replace(record, rules=max(parent.rules, TURNS if is_in_turns else SIGNED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +181,19 @@ class Voters:
     others: frozenset[PeerId] = frozenset()
     room: int = MAX_MEMBERS
 
+    @property
+    def gone(self) -> frozenset[PeerId]:
+        """Voters that said goodbye and are not back."""
+        return self.left - self.alive
+
     def next_after(
         self, parent: ChainLink, contributors: Sequence[Contributor], *, is_lone: bool
     ) -> tuple[PeerId, ...]:
         """The next roster (R3). Of a lone commit these are all that take part, as far as they voted before or contributed."""
-        gone = self.left - self.alive
-        peers = [entry.peer for entry in contributors if entry.peer not in gone]
+        peers = [entry.peer for entry in contributors if entry.peer not in self.gone]
         if is_lone:
             return tuple(sorted({*peers, *(peer for peer in parent.roster if peer in self.alive)}))
-        return next_roster(parent, peers, self.alive, gone, self.others, self.room)
+        return next_roster(parent, peers, self.alive, self.gone, self.others, self.room)
 
 
 def _slice_records(results: Sequence[ResultHeader], known: Collection[PeerId]) -> tuple[SliceRecord, ...]:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.ledger.run_memory import MAX_EVENTS
+from coordinator.presence.presence import LIVE_S, PeerEntry
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook
-from coordinator.progress.run_view import LIVE_S, MissingCommits, PeerEntry, RunPicture, TimedRound
+from coordinator.progress.run_view import MissingCommits, RunPicture, TimedRound
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name

@@ -11,18 +11,14 @@ import pytest
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_view import (
-    LIVE_S,
     MAX_TEAMS,
-    PeerEntry,
     RunPicture,
     TimedRound,
     Yardsticks,
     eta_s,
-    heard,
-    live_peers,
-    mean_train_loss,
     now_json,
     public_json,
     root_by_majority,
@@ -70,22 +66,6 @@ def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] =
     )
 
 
-def test_live_peers_are_those_heard_of_lately_that_did_not_leave() -> None:
-    peers = {A: PeerEntry(peer(), 0.0), B: PeerEntry(peer(), 50.0), C: PeerEntry(peer(state="left"), 50.0)}
-    assert live_peers(peers, 51.0) == [B]
-    assert live_peers(peers, LIVE_S) == [A, B]
-
-
-def test_peer_is_here_since_its_first_report_after_a_silence_or_a_goodbye() -> None:
-    entry = heard(None, peer(), 10.0)
-    assert entry == PeerEntry(peer(), 10.0, 10.0)
-    entry = heard(entry, peer(), 10.0 + LIVE_S)
-    assert (entry.seen_s, entry.since_s) == (10.0 + LIVE_S, 10.0)
-    assert heard(entry, peer(), 11.0 + 2 * LIVE_S).since_s == 11.0 + 2 * LIVE_S
-    entry = heard(entry, peer(state="left"), 20.0 + LIVE_S)
-    assert heard(entry, peer(), 21.0 + LIVE_S).since_s == 21.0 + LIVE_S
-
-
 def test_status_says_for_how_long_a_peer_is_here_and_of_one_that_is_gone_nothing() -> None:
     entries = {
         A: PeerEntry(peer(), 95.0, 40.0), B: PeerEntry(peer(), 40.0, 10.0), C: PeerEntry(peer(state="left"), 99.0, 1.0),
@@ -93,13 +73,6 @@ def test_status_says_for_how_long_a_peer_is_here_and_of_one_that_is_gone_nothing
     rows = status_json(replace(picture(()), peers=entries), 100.0)["peers"]
     assert isinstance(rows, list)
     assert {row["peer"]: row["here_s"] for row in rows} == {A: 60.0, B: None, C: None}
-
-
-def test_training_loss_is_weighted_by_speed() -> None:
-    peers = {A: PeerEntry(peer(300.0, 2.0), 0.0), B: PeerEntry(peer(100.0, 4.0), 0.0)}
-    assert mean_train_loss(peers, 1.0) == pytest.approx(2.5)
-    assert mean_train_loss({A: PeerEntry(peer(loss=None), 0.0)}, 1.0) is None
-    assert mean_train_loss({A: PeerEntry(peer(0.0, 3.0), 0.0)}, 1.0) is None
 
 
 def test_root_of_most_peers_counts() -> None:

@@ -8,7 +8,7 @@ from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
 from averaging.storage.disk_room import DiskRoom
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.ledger import LossPoint
-from coordinator.progress.run_view import PeerEntry
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState

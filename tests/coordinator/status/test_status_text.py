@@ -9,8 +9,9 @@ import pytest
 
 from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import ALL_PAUSED, NOBODY_HERE
-from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
+from coordinator.progress.run_view import MissingCommits, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState

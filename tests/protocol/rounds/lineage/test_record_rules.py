@@ -144,7 +144,7 @@ UNSIGNED: dict[str, tuple[Change, str]] = {
         lambda record: _slice(omitted=_omitted(record, record.roster[0]))(record),
         "did not sign the result of slice [0, 4)",
     ),
-    "a newer release": (lambda record: replace(record, rules=2), "; expected 1: install the newest release"),
+    "a newer release": (lambda record: replace(record, rules=3), "; expected 1 or 2: install the newest release"),
 }
 
 
