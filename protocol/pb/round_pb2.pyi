@@ -328,14 +328,18 @@ class DoubleVote(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., one: _Optional[bytes] = ..., other: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("record", "acks", "leaves")
+    __slots__ = ("record", "acks", "leaves", "ack", "votes")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     acks: _containers.RepeatedScalarFieldContainer[bytes]
     leaves: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ..., leaves: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    ack: bytes
+    votes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ..., leaves: _Optional[_Iterable[bytes]] = ..., ack: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("unit", "base", "ballot", "record", "holders", "leaves", "promises")
