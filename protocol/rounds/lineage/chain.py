@@ -92,7 +92,7 @@ def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId
 
 def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
     """State roots by commit, as most contributors of later ones of these commits attest them."""
-    attested = [link.record.agreed for link in links if link.record is not None]
+    attested = (link.agreed for link in links)
     return {entry.commit: entry.state_root for entry in attested if entry is not None}
 
 

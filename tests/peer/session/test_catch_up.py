@@ -186,7 +186,7 @@ def test_a_donor_that_invents_commits_is_asked_for_no_second_answer_and_for_no_s
         honest = world.nodes[0]
         assert honest.service is not None
         good = honest.service.chain.certificates
-        invented = encode_certificate(replace(decode_certificate(good[3]), acks=()))
+        invented = encode_certificate(replace(decode_certificate(good[3]), ack=b"", votes=()))
         endless = itertools.chain([good[:3]], itertools.repeat([invented]))
         liar, asked = _serve_commits(world, "liar", endless)
         chain = new_chain(world, MemoryDisk())

@@ -739,7 +739,7 @@ async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_i
 
 async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:
     reporter, client, board = _reporter()
-    link = replace(_link(3), unit=UnitName("expert-1"), record=decode_record(_record_bytes()))
+    link = replace(_link(3), unit=UnitName("expert-1"), content=decode_record(_record_bytes()))
     for roster, within_s in (((ME, OTHER), REPORT_EVERY_S), ((ME,), CATCH_UP_EVERY_S)):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reporter.run)
