@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors, Snapshot, TrainerProgress
+from averaging.rounds.lineage.past.followed_line import FollowedLine
 from averaging.rounds.lineage.round_reports import RoundCommitted, VoterConvicted
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
@@ -227,7 +228,7 @@ class _Rounds:
         kept = SimpleNamespace(refused="", num_refused=0, num_damaged=0)
         self.chain = SimpleNamespace(
             tools=SimpleNamespace(generations=kept, log=SimpleNamespace(bound_bytes=0)),
-            certificates=list(follows.certificates),
+            line=FollowedLine(followed, [decode_certificate(raw) for raw in follows.certificates]),
             links=followed,
             head=followed[-1],
             root=Root(bytes(32)),
