@@ -28,9 +28,10 @@ from averaging.rounds.lineage.unit_chain import UnitChain, lend
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
+from averaging.state.log_entries import LOG_NAME
 from averaging.state.start_state import start_root, start_state
 from averaging.state.state import STATE_BYTES_PER_VALUE, StateHeader, absent_state
-from averaging.state.unit_log import LOG_NAME, UnitLog
+from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from peer.membership.incarnation import remember_unit
 from peer.membership.joining import Membership, check_start
@@ -263,7 +264,7 @@ def training_plan(
         total_tokens=config.run.total_tokens,
         max_memory_bytes=whole_bytes(own.max_memory_gb),
         is_paused=is_paused,
-        first_step=max(chain.data_position(me) for chain in chains),
+        first_step=max(chain.data_position() for chain in chains),
         num_fragments=config.num_fragments,
         adapter=config.adapter_config,
         mixture=config.mixture,

@@ -93,8 +93,7 @@ async def catch_up_by_snapshot(
 
 async def own_lineage(chain: UnitChain) -> Lineage:
     """The lineage of a unit as it is here."""
-    links, raws = tuple(chain.links), tuple(chain.certificates)
-    return await chain.tools.offload.run(lambda: Lineage(links, tuple(decode_certificate(raw) for raw in raws)))
+    return Lineage(tuple(chain.links), tuple(chain.line.certificates))
 
 
 class BestLineage:

@@ -28,6 +28,7 @@ from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.report_delta import report_digest, shortened
 from protocol.host.report_pace import again_in_s, turn_s
 from protocol.host.reports import (
+    MAX_CERTIFICATES,
     HeldoutResult,
     PeerReport,
     ReportReply,
@@ -97,7 +98,7 @@ def make_report(
     if sources.follower is not None and sources.service is not None:
         beside = (sources.service, *beside)
     if service is not None:
-        certificates = cut_certificates((*service.chain.certificates[max(0, want_from_index - 1) :], *asides))
+        certificates = cut_certificates((*service.chain.line.since(want_from_index, MAX_CERTIFICATES), *asides))
     return PeerReport(
         state=status.state,
         reason=status.reason[:200],
@@ -360,7 +361,7 @@ class Reporter:
 
     def _num_commits(self) -> int:
         service = self._sources.of_spine
-        return len(service.chain.certificates) if service is not None else 0
+        return service.chain.head.index if service is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

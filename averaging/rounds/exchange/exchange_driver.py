@@ -32,7 +32,7 @@ from averaging.rounds.traffic.contribution import DeltaEncoder, EncodedContribut
 from averaging.rounds.traffic.partial_results import HalfResults
 from averaging.rounds.traffic.result_ref import NamedResult
 from averaging.rounds.traffic.spans import spanned
-from averaging.state.unit_log import LoggedContribution
+from averaging.state.log_entries import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured

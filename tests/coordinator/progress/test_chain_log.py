@@ -184,6 +184,7 @@ def test_replay_of_both_sides_of_a_fork_follows_the_heavier() -> None:
 def test_a_fork_deeper_than_what_may_be_followed_is_known_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lineage, chain_log):
         monkeypatch.setattr(module, "MAX_DEPTH", 8)
+    monkeypatch.setattr(lineage, "MANY_AT_ONCE", 8)
     trunk = grown(Chain(), 2)
     ours, theirs = grown(trunk.clone(), 30), grown(trunk.clone(), 1, tokens=300)
     log = new_log(trunk)
