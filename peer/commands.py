@@ -11,6 +11,7 @@ import typer
 
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
+from peer.forecast.plan_command import add_plan_command
 from peer.service_commands import LocalHost, add_service_commands
 from protocol.errors import RunOverError
 from protocol.tables import examples, several
@@ -47,6 +48,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: C
     app.command("generate", epilog=examples(*generating))(_generate_command(open_checkpoint))
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
+    add_plan_command(app)
 
 
 def _settings() -> type[PeerConfig]:
