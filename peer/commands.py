@@ -248,6 +248,10 @@ def doctor(
         typer.Argument(help="A host's line (potluck1:...), to look at the way there; else the last run's host."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    speed: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_FILE", help="Only measure how fast this machine trains the model of this run.toml."),
+    ] = None,
 ) -> None:
     """Check this machine for problems that would stop or slow a run, and say how to fix them.
 
@@ -255,9 +259,17 @@ def doctor(
     host; the invite is not used up. Each line is ok, warn or fail. Ends with 4
     if one fails, else with 0. Leaves nothing behind.
     """
+    config = _settings().load(flags_given(context))
+    if speed is not None:
+        from peer.checks.own_speed import measured_speed, take_priority_of_training
+
+        take_priority_of_training()
+        found = measured_speed(speed, config)
+        typer.echo(found.json() if as_json else "\n".join(found.lines(speed)))
+        return
     from peer.checks.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(_settings().load(flags_given(context)), _whole(invite), as_json=as_json))
+    raise typer.Exit(run_doctor(config, _whole(invite), as_json=as_json))
 
 
 def demo(
