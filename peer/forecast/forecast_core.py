@@ -16,8 +16,8 @@ from peer.forecast.round_times_core import Pace, RoundTimes, round_times
 from peer.training.plan.card_memory_core import flops_per_token, run_load
 from protocol.errors import ConfigError
 from protocol.estimates.estimates import SECONDS_PER_DAY, run_size
-from protocol.estimates.grids import carbon_kg
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER
+from protocol.grids import carbon_kg
 from protocol.memory_costs import TRAINING_BYTES
 from protocol.tables import duration, short_count
 

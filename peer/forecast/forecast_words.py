@@ -10,7 +10,7 @@ from peer.forecast.loss_law_core import BESIROGLU, CHINCHILLA
 from peer.forecast.search_core import Candidate
 from protocol.estimates.dry_run import Estimate
 from protocol.estimates.estimates import SECONDS_PER_DAY
-from protocol.estimates.grids import JOULES_PER_KWH
+from protocol.grids import JOULES_PER_KWH
 from protocol.tables import duration, in_bytes, several, short_count, whole
 
 _LAW: Final = f"{CHINCHILLA} ({BESIROGLU.name}), of DiLoCo by members (Charles et al. 2025) and local steps (Douillard et al. 2023)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ from peer.forecast.shapes_core import Numbers, run_of, shape_from, shape_of
 from peer.forecast.time_plot_core import TimePoint, svg_plot, text_plot
 from protocol.errors import ConfigError
 from protocol.estimates.dry_run import END, estimate_lines
+from protocol.grids import grid_g_per_kwh
 from protocol.run.manifest import RunConfig, load_run_config
 from protocol.tables import several
 
@@ -123,6 +124,8 @@ def plan_answer(wish: Wish, peers: str, conditions: Conditions) -> Answer:
 
 def _of_run(run: RunConfig, wish: Wish, crew: Sequence[Group], conditions: Conditions) -> Answer:
     ends = wish.ends
+    if conditions.g_per_kwh is None and run.run.grid:
+        conditions = replace(conditions, g_per_kwh=grid_g_per_kwh(run.run.grid))
     if ends.days is not None:
         found = within_days(ends.days, run, crew, conditions)
     elif ends.loss is not None:

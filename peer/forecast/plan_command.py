@@ -97,7 +97,7 @@ class _Numbers:
 def _conditions(link: str, given: _Numbers, grid: str) -> Conditions:
     from peer.forecast.crew_core import parse_link
     from peer.forecast.forecast_core import Conditions
-    from protocol.estimates.grids import grid_g_per_kwh
+    from protocol.grids import grid_g_per_kwh
 
     _check("--hours", given.hours, 1e-3, _MOST_HOURS)
     _check("--churn", given.churn, 0.0, _MOST_LEAVES)

@@ -20,7 +20,7 @@ from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, hidden_peers, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
-from protocol.host.reports import HELPING, HeldoutResult, PeerReport
+from protocol.host.reports import HELPING, EnergySpent, HeldoutResult, OwnCounts, PeerReport
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
@@ -115,6 +115,17 @@ async def test_an_answer_names_how_many_others_are_at_work_without_those_that_le
         await host.tracker.report(PEERS[1].peer_id, READY)
         last = await host.tracker.report(PEERS[2].peer_id, at_work)
         assert last.live_others == len(PEERS) - 3
+
+
+async def test_the_energy_of_peers_adds_up_with_the_carbon_of_the_runs_grid(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        for place, peer in enumerate(PEERS):
+            energy = EnergySpent(3.6e6, 100) if place else None
+            await host.tracker.report(peer.peer_id, replace(READY, counts=OwnCounts((), energy)))
+        sums = host.tracker.energy.sums()
+        assert (sums.num_peers, sums.kwh, sums.carbon_kg) == (len(PEERS) - 1, len(PEERS) - 1.0, None)
 
 
 async def test_a_helper_counts_as_no_member_and_its_goodbye_is_not_shown(

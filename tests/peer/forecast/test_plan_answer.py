@@ -31,6 +31,12 @@ def test_a_run_file_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
     assert json.loads(json.dumps(answer.json()))["plan"]["tokens"] == 20_000_000
 
 
+def test_the_grid_of_the_run_counts_where_none_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(default_run_toml().replace("seed = 1\n", 'seed = 1\ngrid = "fr"\n'))
+    assert "at 44 g a kWh" in "\n".join(plan_answer(Wish(file), "3x2000tok/s:65w", Conditions()).lines())
+
+
 def test_a_model_is_given_by_its_size_or_by_its_numbers() -> None:
     by_size = plan_answer(Wish(values=350_000_000), "2xrtx4090", CONDITIONS)
     assert by_size.found.tokens == 20 * by_size.found.num_values

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import ConfigError
-from protocol.estimates.grids import GRIDS, MOST_G_PER_KWH, carbon_kg, grid_g_per_kwh
+from protocol.grids import GRIDS, MOST_G_PER_KWH, carbon_kg, grid_g_per_kwh
 
 
 def test_a_country_is_found_by_its_letters_however_they_are_written() -> None:

@@ -52,6 +52,16 @@ def grid_g_per_kwh(grid: str) -> float:
     return grams
 
 
+def known_grid(grid: str) -> str:
+    """The name of a grid as a key of a file has it; empty for none. Raises ValueError for one that nobody knows."""
+    try:
+        if grid:
+            grid_g_per_kwh(grid)
+    except ConfigError as error:
+        raise ValueError(error.one_line()) from error
+    return grid
+
+
 def carbon_kg(kwh: float, g_per_kwh: float) -> float:
     """Kilograms of CO2 equivalents of this energy."""
     return kwh * g_per_kwh / GRAMS_PER_KG
