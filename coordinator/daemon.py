@@ -355,7 +355,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | Non
     )
     now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
     disk, scores, push = host.disk, host.scores.curves(), pusher.state if pusher is not None else None
-    return Moment(host.tracker.picture(), counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push)
+    picture, energy = host.tracker.picture(), host.tracker.energy.sums()
+    return Moment(picture, counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push, energy)
 
 
 async def _tick(host: HostDaemon) -> None:

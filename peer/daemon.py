@@ -154,7 +154,7 @@ async def _main(
     found = set_aside(folder)
     incarnation = take_incarnation(folder)
     board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), incarnation=incarnation)
-    board.own_cards = cards
+    board.own_cards, board.g_per_kwh = cards, config.grid_g_per_kwh
     for sentence in found:
         board.has_restarted(sentence)
     sources = Sources(board, disk, chosen=config.chosen)
@@ -213,7 +213,7 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
         experts = own_parts(life.config, membership.manifest.config, life.folder, ThreadOffload())
         await trio.to_thread.run_sync(remember_last_run, life.folder)
         run, life.sources.experts = membership.manifest.config.run, experts
-        life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only)
+        life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only, grid=run.grid)
         roster = _roster(life, membership, is_host_there=is_host_there)
         life.sources.has_joined(roster, membership.saved.ways_in, life.session)
         revocations = await _revocations(life, membership, roster)

@@ -57,11 +57,8 @@ with frozen_imports():
         is_readable,
         read_message,
     )
-    from peer.training.worker_process import TERMINAL_SIGNALS
+    from peer.training.worker_process import NICENESS, TERMINAL_SIGNALS
     from protocol.errors import PotluckError
-
-NICENESS: Final = 10
-"""The volunteer's own programs take priority."""
 
 EXIT_OUT_OF_MEMORY: Final = 3
 EXIT_FAILED: Final = 4

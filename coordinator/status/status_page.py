@@ -89,6 +89,7 @@ class _Pages:
         own: Json = {
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
+            "energy": moment.energy.json(),
             "gives_model": self.is_public and self.source.downloads is not None,
         }
         push = moment.push.as_json(moment.now_s) if moment.push is not None else None

@@ -123,6 +123,19 @@ def _sources_line(rows: Sequence[Mapping[str, object]]) -> str:
     return f"text read: {', '.join(shares) or 'none yet'}"
 
 
+def _energy_line(energy: Mapping[object, object]) -> str:
+    """The energy of the peers that have a meter, with the carbon of what is known."""
+    row = {str(name): value for name, value in energy.items()}
+    parts = [f"{_number(row, 'kwh'):.3g} kWh by {several(_number(row, 'num_peers'), 'peer')} with a meter"]
+    if row.get("joules_per_token") is not None:
+        parts.append(f"{_number(row, 'joules_per_token'):.3g} J a token")
+    if row.get("carbon_kg") is not None:
+        share = _number(row, "carbon_share")
+        of_it = f" for {share:.0%} of it" if share < 1.0 else ""
+        parts.append(f"{_number(row, 'carbon_kg'):.3g} kg of CO2{of_it}")
+    return f"energy: {', '.join(parts)}"
+
+
 def _bytes_line(units: Mapping[object, object]) -> str:
     """Bytes that the peers moved for each unit since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
@@ -231,6 +244,8 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.append(_sources_line(sources))
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
+    if isinstance(energy := status.get("energy"), dict) and energy:
+        lines.append(_energy_line(energy))
     lines.extend(_task_line(task) for task in rows_of(status.get("tasks")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")

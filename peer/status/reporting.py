@@ -29,7 +29,10 @@ from protocol.host.report_delta import report_digest, shortened
 from protocol.host.report_pace import again_in_s, turn_s
 from protocol.host.reports import (
     MAX_CERTIFICATES,
+    MAX_JOULES,
+    EnergySpent,
     HeldoutResult,
+    OwnCounts,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -130,8 +133,14 @@ def make_report(
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
         could_tokens_per_s=status.could_tokens_per_s,
-        source_tokens=status.source_tokens,
+        counts=OwnCounts(status.source_tokens, _energy(status)),
     )
+
+
+def _energy(status: PeerStatus) -> EnergySpent | None:
+    if status.energy_joules is None:
+        return None
+    return EnergySpent(min(status.energy_joules, MAX_JOULES), max(0, status.tokens_trained), status.grid_g_per_kwh)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.grids import known_grid
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, RunId, UnitName
@@ -99,6 +107,11 @@ class RunSection(Section):
     shards: Shards = "data"
     """The part of the model that a peer holds: "data", the whole model; "expert", a trunk and experts of [experts]; "pipeline", one
     stage of [pipeline].
+    """
+
+    grid: Annotated[str, Field(max_length=16), AfterValidator(known_grid)] = ""
+    """Grid whose carbon counts for peers that name none: a country's two letters, "eu", "world", or grams of CO2 a kilowatt-hour. None
+    if not given.
     """
 
     @property

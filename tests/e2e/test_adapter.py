@@ -58,7 +58,9 @@ def test_two_peers_train_an_adapter_over_a_base_to_the_end_of_the_run(tmp_path: 
     assert (manifest.unit, manifest.state_root) == ("adapter", last[0]["state_root"])
     assert manifest.adapter is not None
     assert all(
-        (tmp_path / name / "data" / "weights" / file.sha256).exists() for name in ("a", "b") for file in manifest.adapter.base
+        (tmp_path / name / "data" / "weights" / file.sha256).exists()
+        for name in ("a", "b")
+        for file in manifest.adapter.base
     )
 
     def potluck(*arguments: str) -> subprocess.CompletedProcess[str]:

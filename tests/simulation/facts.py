@@ -19,7 +19,10 @@ from protocol.rounds.messages.record import CommitRecord, Contributor, OmissionC
 from protocol.rounds.messages.requests import ContributionHeader
 
 MOST_CAP = 16
-"""A cap is at most so many times the median of the signed tokens of three or more, and at least that median: heartbeats may be late."""
+"""A cap is at most so many times the median of the signed tokens of three or more.
+
+It is at least that median: heartbeats may be late.
+"""
 
 MOST_OF_FEW = 4
 """Of fewer it is at most so many times the lowest of them, or the tokens at which the round was due."""

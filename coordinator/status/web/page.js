@@ -91,6 +91,13 @@ function cards() {
     ["since the last round", round ? span(Date.now() / 1000 - round.unix_s) : "not yet"]];
   for (const s of now.sources || [])
     facts.push([`of the text read is ${s.name}`, s.share == null ? "none yet" : (100 * s.share).toFixed(0) + "%"]);
+  const spent = now.energy || {};
+  if (spent.num_peers) {
+    facts.push([`kWh by ${several(spent.num_peers, "peer")} with a meter`, spent.kwh.toPrecision(3)]);
+    if (spent.joules_per_token != null) facts.push(["joules a token", spent.joules_per_token.toPrecision(3)]);
+    if (spent.carbon_kg != null)
+      facts.push(["kg of CO2" + (spent.carbon_share < 1 ? `, for ${(100 * spent.carbon_share).toFixed(0)}% of it` : ""), spent.carbon_kg.toPrecision(3)]);
+  }
   el("cards").replaceChildren(...facts.map(([name, value]) => {
     const card = make("div", null, "card");
     card.append(make("b", value), make("span", name));

@@ -93,10 +93,18 @@ function show(s) {
     ["card's memory", inBytes(s.gpu_memory_bytes)],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
+    ["energy since the start", energy(s)],
     ["processor's temperature", s.cpu_celsius == null ? "" : `${s.cpu_celsius.toFixed(0)} °C`],
     ["disk", `${inBytes(s.disk_bytes)}` + (s.disk_files_bound_bytes ? `, at most ${inBytes(s.disk_files_bound_bytes)} and a log of the rounds` : "")],
     ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
     ["team", s.team], ["version", s.version], ["peer id", s.peer]]);
+}
+
+function energy(s) {
+  if (s.energy_joules == null) return s.energy_note ? `not known: ${s.energy_note}` : "";
+  const kwh = s.energy_joules / 3.6e6;
+  return [`${kwh.toPrecision(3)} kWh`, s.tokens_trained ? `${(s.energy_joules / s.tokens_trained).toPrecision(3)} J a token` : "",
+    s.grid_g_per_kwh == null ? "" : `${(kwh * s.grid_g_per_kwh / 1000).toPrecision(3)} kg of CO2`].filter((text) => text).join(", ");
 }
 
 function cardLine(c) {

@@ -24,7 +24,7 @@ from coordinator.progress.run_view import (
     root_by_majority,
     status_json,
 )
-from protocol.host.reports import PeerReport
+from protocol.host.reports import OwnCounts, PeerReport
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -184,7 +184,7 @@ def test_a_peer_that_left_has_no_speed() -> None:
 
 def test_the_text_that_was_read_of_each_source_is_the_sum_of_what_peers_tell() -> None:
     told = {A: (30, 10), B: (50, 10), C: (7,)}  # the last one is of an older release, or lies
-    peers = {each: PeerEntry(replace(peer(), source_tokens=tokens), 95.0) for each, tokens in told.items()}
+    peers = {each: PeerEntry(replace(peer(), counts=OwnCounts(tokens)), 95.0) for each, tokens in told.items()}
     mixed = replace(picture(), peers=peers, source_names=("talk", "books"))
     assert now_json(mixed, 100.0)["sources"] == [
         {"name": "talk", "tokens": 87, "share": pytest.approx(87 / 107)},
