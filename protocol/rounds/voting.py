@@ -199,8 +199,7 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
-    low = low_cap_problem(state.link, record, {*state.link.roster, *state.peers})
-    if low:
+    if low := low_cap_problem(state.link, record, {*state.link.roster, *state.peers}):
         return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more

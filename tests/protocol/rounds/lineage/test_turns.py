@@ -115,7 +115,7 @@ def _link(parent: ChainLink, members: Sequence[Seat]) -> ChainLink:
         parent,
         commit=type(parent.commit)(bytes([parent.index + 1]) * 32),
         index=parent.index + 1,
-        record=record,
+        content=record,
         rules=TURNS,
     )
 
