@@ -126,7 +126,7 @@ class EnergyMeter:
         self._count = counted(self._count, readings, now_s)
         problem = self._problem(bool(readings))
         if problem and problem != self._told:
-            log.info("energy_not_read", reason=problem)
+            log.debug("energy_not_read", reason=problem)
             self._told = problem
         return (self._count.joules if self._count.has_meter else None), problem
 

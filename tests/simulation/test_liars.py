@@ -48,7 +48,7 @@ LEFT_OUT: Final = {
     "a low weight cap": ("_low_problem", "cap_tokens < least", 144),
     "credited tokens": ("_numbers_problem", "entry.credited_tokens != tokens", 16),
     "strangers in the roster": ("_roster_problem", "stranger is not None", 0),
-    "contributors in the roster": ("_roster_problem", "dropped is not None", 26),
+    "contributors in the roster": ("_roster_problem", "unfair:", 26),
     "a roster that shrinks": ("_roster_problem", "not record.lone and len(roster) < fewest", 8),
     "disks of voters": ("_roster_problem", "incarnation != known", 6),
     "attested state": ("_attestation_problem", "record.attested != expected", 4),

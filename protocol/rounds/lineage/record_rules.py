@@ -375,8 +375,9 @@ def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[Pe
     if stranger is not None:
         return f"{short(stranger)} is to vote next, but neither voted before nor contributed"
     fewest = fewest_voters(parent, left)
-    if problem := turns_problem(parent, record, left, fewest):
-        return problem
+    unfair = turns_problem(parent, record, left, fewest)
+    if unfair:
+        return unfair
     if not record.lone and len(roster) < fewest:
         return f"the next roster has {len(roster)} voters of {len(parent.roster)} now; expected at least {fewest}"
     for peer, incarnation in zip(record.roster, record.incarnations, strict=True):
