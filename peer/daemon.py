@@ -98,6 +98,7 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
@@ -489,5 +490,6 @@ def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) 
 
 
 async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:
-    entries = [e for e in await joined.poller.poll() if e.subkey != joined.network.peer_id]
-    return joined.roster.take_records(entries)
+    me = joined.network.peer_id
+    entries = [e for e in await joined.poller.poll() if e.subkey != me]
+    return asking_order(me, joined.roster.take_records(entries))

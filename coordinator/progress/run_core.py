@@ -6,7 +6,7 @@ reached. The peers do everything in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -218,15 +218,13 @@ def is_same_news(one: RunNews, other: RunNews) -> bool:
     )
 
 
-def why_waiting(rows: Iterable[Mapping[str, object]], num_away: int) -> str:
+def why_waiting(states_here: Collection[str], num_known: int) -> str:
     """Why no peer trains: none of those that ever came is here, or all are paused; empty while one may train.
 
     Args:
-        rows: the peers that this process of the host heard, as /api/status has them.
-        num_away: contributors that it did not hear.
+        states_here: the states of the peers that are here.
+        num_known: all peers that ever came.
     """
-    peers = list(rows)
-    here = [row for row in peers if is_here(row)]
-    if not here:
-        return NOBODY_HERE if peers or num_away else ""
-    return ALL_PAUSED if all(row.get("state") == "paused" for row in here) else ""
+    if not states_here:
+        return NOBODY_HERE if num_known else ""
+    return ALL_PAUSED if all(state == "paused" for state in states_here) else ""

@@ -35,7 +35,7 @@ from coordinator.progress.loss_curves import LossCurves
 from coordinator.progress.missing_commits import MissingLog, RefusedLog
 from coordinator.progress.restart_report import Restart, RestartWatch
 from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
-from coordinator.progress.run_view import RunPicture, TimedRound, Yardsticks
+from coordinator.progress.run_view import RunPicture, SeenRounds, TimedRound, Yardsticks
 from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
@@ -99,7 +99,7 @@ class RunTracker:
         self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
         self.energy = RunEnergy(grid_g_per_kwh(config.grid) if config.grid else None)
-        self._rounds: list[TimedRound] = []
+        self._rounds = SeenRounds()
         self._seen_unix_s: dict[CommitId, int] = {}
         self._curves = LossCurves(run.heldout_shares)
         self._convictions = Convictions(run.run_id, run.signer, run.verifier, ledger, clock)
@@ -302,7 +302,7 @@ class RunTracker:
             state=self._state,
             target_tokens=self._rules.target_tokens,
             peers=dict(self.peers),
-            rounds=tuple(self._rounds),
+            rounds=self._rounds,
             loss_points=self._curves.points,
             checkpoints=self._checkpoints,
             checkpoint_folder=self._run.checkpoint_folder,
@@ -480,8 +480,10 @@ class RunTracker:
 
     async def _follow_head(self, chain: ChainLog) -> None:
         head = chain.head
-        self._rounds = [
-            TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
+        known = {timed.row.commit: timed for timed in self._rounds}
+        self._rounds = SeenRounds(
+            known.get(link.commit)
+            or TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
             for link in chain.lineage(_SHOWN_ROUNDS)
-        ]
+        )
         await self._step(run_core.CommitVerified(head.commit, head.index, head.total_tokens))

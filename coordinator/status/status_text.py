@@ -62,6 +62,11 @@ def _peer_line(row: Mapping[str, object], width: int) -> str:
     return f"  {named_row(row):<{width}} {shown_state(row):<12} {speed}{said}, {seen}"
 
 
+def _more_lines(status: Mapping[str, object], num_shown: int) -> list[str]:
+    more = int(_number(status, "num_peers")) - num_shown
+    return [f"  and {more} more: potluck peers"] if more > 0 else []
+
+
 def _away_lines(status: Mapping[str, object]) -> list[str]:
     number = int(_number(status, "num_away"))
     return (
@@ -175,7 +180,9 @@ def _push_line(push: Mapping[str, object]) -> str:
 
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
-    held_by = ", ".join(named(names, peer) for peer in holders) if isinstance(holders, list) else ""
+    shown = [named(names, peer) for peer in holders] if isinstance(holders, list) else []
+    more = int(_number(row, "num_holders")) - len(shown)
+    held_by = ", ".join([*shown, f"{more} more"] if more > 0 else shown)
     nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody at the moment"
     where = f"held by {held_by}" if held_by else nobody
     return f"{row.get('unit')}: round {row.get('index')}, {where}"
@@ -225,8 +232,9 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         *alerts(status),
         progress(status),
         _loss_line(status),
-        several(len(peers), "peer"),
+        several(_number(status, "num_peers"), "peer"),
         *_peer_lines(peers),
+        *_more_lines(status, len(peers)),
         *_away_lines(status),
     ]
     if status.get("restarted"):
@@ -238,7 +246,10 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.extend(_unit_line(row, names) for row in units)
     lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
     lane_names = {row.get("peer"): row.get("name") for row in peers}
-    lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))
+    lanes = rows_of(status.get("lanes"))
+    lines.extend(_lane_line(row, lane_names) for row in lanes)
+    if (more := int(_number(status, "num_lanes")) - len(lanes)) > 0:
+        lines.append(f"and {several(more, 'more lane')}")
     lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])
     if sources := rows_of(status.get("sources")):
         lines.append(_sources_line(sources))

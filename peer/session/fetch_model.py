@@ -69,6 +69,7 @@ from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.wire import genesis_id
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
 log = structlog.get_logger()
@@ -221,7 +222,7 @@ async def _members(network: Network, membership: Membership, roster: CredentialC
         entries = [entry for entry in await poller.poll() if entry.subkey != network.peer_id]
         members = tuple(peer for peer in roster.take_records(entries) if peer != membership.coordinator)
         if members:
-            return members
+            return asking_order(network.peer_id, members)
         if attempt + 1 < LOOK_TIMES:
             await trio.sleep(LOOK_AGAIN_S)
     return ()

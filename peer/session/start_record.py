@@ -25,6 +25,7 @@ from protocol.errors import PotluckError
 from protocol.host.reports import NO_START_NEWS, StartNews
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
+from protocol.rounds.schedule.asking_order import asking_order
 
 log = structlog.get_logger()
 
@@ -113,7 +114,8 @@ class StartSearch:
 
     async def _ask_members(self, entries: Sequence[DirectoryEntry]) -> None:
         """Ask some of the listed members, different ones each time."""
-        members = [peer for peer in self._roster.take_records(entries) if peer != self._membership.coordinator]
+        listed = (peer for peer in self._roster.take_records(entries) if peer != self._membership.coordinator)
+        members = asking_order(self._network.peer_id, listed)
         for place in range(min(NUM_ASKED, len(members))):
             await self._ask(members[(self._turn + place) % len(members)])
         self._turn += NUM_ASKED

@@ -32,6 +32,7 @@ from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.participants import doubting
 from protocol.rounds.queries import base_opener, is_gone, is_suspected, lone_refused, may_hold, own_heartbeat
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.state import Ahead, OpenRound, RoundState, RoundStep, Switching
 from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
 
@@ -268,10 +269,10 @@ def _commit_next(
 
 
 def _holders(state: RoundState, link: ChainLink, source: PeerId | None) -> tuple[PeerId, ...]:
-    first = () if source is None else (source,)
-    others = [peer for peer in sorted(state.peers) if not is_gone(state, peer)]
-    me = state.config.me.peer
-    return tuple(peer for peer in dict.fromkeys((*first, *link.roster, *others)) if peer != me)
+    """The peers to ask for the bytes of a commit: the one that told us of it, its voters, then all others."""
+    first, me = () if source is None else (source,), state.config.me.peer
+    voters, others = asking_order(me, link.roster), asking_order(me, (p for p in state.peers if not is_gone(state, p)))
+    return tuple(peer for peer in dict.fromkeys((*first, *voters, *others)) if peer != me)
 
 
 def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) -> RoundStep:

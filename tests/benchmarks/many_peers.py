@@ -32,6 +32,7 @@ from tests.coordinator.host_world import UNIT
 
 BENCH: Final = "many_peers"
 REPORTS_PER_S: Final = 50.0
+A_FEW_PER_S: Final = 5.0
 MOST_REPORT_MS: Final = 3.0
 MOST_PAGES_SHARE: Final = 0.2
 MOST_ADMISSION_S: Final = 60.0
@@ -180,9 +181,9 @@ class Bench:
         await self._commit()
         await self._report(clients[0], brings=True)()
         rest = await host.rest(plan.span_s / 4)
-        each, succeeded, _ = await _cost(host, rest, partial(self._all_report, clients, REPORTS_PER_S), count)
-        self._say_report(count, "of a new head", each, count - succeeded)
-        await self._pages(count, rest)
+        whole, succeeded, _ = await _cost(host, rest, partial(self._all_report, clients, REPORTS_PER_S), count)
+        self._say_report(count, "of a new head", whole, count - succeeded)
+        await self._pages(clients, rest, each)
 
     def _say_report(self, count: int, what: str, each: Used, failed: int) -> None:
         limit = MOST_REPORT_MS if count == self._plan.num_clients[-1] else None
@@ -190,23 +191,31 @@ class Bench:
         self._say(name, 1000 * each.service_s, "ms", limit, failed=failed)
         self._say(f"{name}, gRPC and TLS beside it", 1000 * (each.all_s - each.service_s), "ms")
 
-    async def _pages(self, count: int, rest: Used) -> None:
-        """Open pages, each of which gets a change a second: a busy machine, which sends fewer, must not look cheaper for it."""
-        plan = self._plan
-        pages = [OpenPage() for _ in range(plan.num_pages)]
-        reading = [asyncio.ensure_future(page.read(self._page_port)) for page in pages]
-        await asyncio.sleep(2.0)
-        before, begun = await self._host.used(), sum(page.num_events for page in pages)
-        await asyncio.sleep(plan.span_s)
-        used = (await self._host.used()).since(before).without(rest)
-        num_events = (sum(page.num_events for page in pages) - begun) / len(pages)
-        num_bytes = sum(page.num_bytes for page in pages) / max(1, sum(page.num_events for page in pages))
-        for task in reading:
+    async def _pages(self, clients: Sequence[ThinClient], rest: Used, report: Used) -> None:
+        """Open pages while a few reports come, so that there is something new in each second, and a round is committed. `report`: what
+        a report uses, which is not the pages' part.
+        """
+        plan, count = self._plan, len(clients)
+        pages = [OpenPage(self._page_port) for _ in range(plan.num_pages)]
+        looking = [asyncio.ensure_future(page.look()) for page in pages]
+        await asyncio.sleep(max(2.0, plan.span_s / 4))
+        begun = sum(page.num_events for page in pages)
+        turns = [self._report(clients[place % count]) for place in range(round(plan.span_s * A_FEW_PER_S))]
+        before = await self._host.used()
+        await spread(turns[::2], A_FEW_PER_S)
+        await self._commit()
+        await self._report(clients[0], brings=True)()
+        await spread(turns[1::2], A_FEW_PER_S)
+        used = (await self._host.used()).since(before)
+        share = (used.without(rest).all_s - len(turns) * report.all_s) / max(1, used.ticks)
+        num_events = (sum(page.num_events for page in pages) - begun) / len(pages) / max(1, used.ticks)
+        num_bytes = sum(page.num_bytes for page in pages) / len(pages)
+        for task in looking:
             task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await asyncio.gather(*looking, return_exceptions=True)
         name = f"{count} peers: {plan.num_pages} open pages"
-        share = used.all_s / num_events if num_events else used.all_s
-        self._say(name, share, "of a core", MOST_PAGES_SHARE, events=num_events, bytes_an_event=round(num_bytes))
+        about = {"changes_per_s": round(num_events, 2), "bytes_a_page": round(num_bytes)}
+        self._say(name, share, "of a core", MOST_PAGES_SHARE, **about)
 
     def _say(self, metric: str, value: float, unit: str, limit: float | None = None, **settings: object) -> None:
         target = "" if limit is None else f"<= {limit:g}"

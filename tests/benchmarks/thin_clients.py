@@ -132,7 +132,7 @@ def training(client: ThinClient, unit: UnitName, head: CommitId, index: int, tok
         head=head,
         index=index,
         total_tokens=600 * index,
-        tokens_per_s=1000.0 + client.number,
+        tokens_per_s=1000.0 + client.number + tokens_ready % 7,
         tokens_ready=tokens_ready,
         loss_nats=2.0 + client.number % 7 / 10,
         bytes_up=10_000_000 + tokens_ready,
@@ -170,21 +170,53 @@ def bringing(report: PeerReport, certificate: bytes) -> PeerReport:
     return replace(report, certificates=(certificate,))
 
 
+PAGES_EVERY_S: Final = 5.0
+"""How often a page asks for the peers that it shows, as page.js does."""
+
+
 @dataclass
 class OpenPage:
-    """A page that somebody looks at: the stream of changes, read and thrown away."""
+    """A page that somebody looks at: its stream is read and thrown away, its peers are asked for, and the whole status once at first
+    and after each round, as page.js does it. A browser keeps a connection for what it asks for.
+    """
 
+    port: int
     num_bytes: int = 0
     num_events: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def read(self, port: int) -> None:
+    async def look(self) -> None:
         """Until cancelled."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
         try:
-            writer.write(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n")
-            await writer.drain()
-            while data := await reader.read(1 << 16):
-                self.num_bytes += len(data)
-                self.num_events += data.count(b"event: now")
+            await asyncio.gather(self._read_stream(reader, writer), self._ask_peers(reader, writer))
         finally:
             writer.close()
+
+    async def _read_stream(self, asking: asyncio.StreamReader, asked: asyncio.StreamWriter) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+        head = b""
+        try:
+            writer.write(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n")
+            while line := await reader.readline():
+                self.num_bytes += len(line)
+                if line.startswith(b"data: {"):
+                    self.num_events += 1
+                    now = line.partition(b'"head": "')[2][:64]
+                    if now != head:
+                        head = now
+                        await self._get("/api/status", asking, asked)
+        finally:
+            writer.close()
+
+    async def _ask_peers(self, asking: asyncio.StreamReader, asked: asyncio.StreamWriter) -> None:
+        while True:
+            await self._get("/api/peers?page=0&order=name&search=", asking, asked)
+            await asyncio.sleep(PAGES_EVERY_S)
+
+    async def _get(self, path: str, asking: asyncio.StreamReader, asked: asyncio.StreamWriter) -> None:
+        async with self.turn:
+            asked.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            headers = await asking.readuntil(b"\r\n\r\n")
+            length = int(headers.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            self.num_bytes += len(headers) + len(await asking.readexactly(length))
