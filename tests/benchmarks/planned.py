@@ -30,7 +30,7 @@ from protocol.errors import MachineError
 from protocol.run.manifest import RunConfig
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import open_children
-from tests.benchmarks.recovery_swarm import await_whole, run_config
+from tests.benchmarks.recovery_swarm import run_config
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.benchmarks.swarm import BenchPeer, Swarm, start_swarm
 
@@ -42,6 +42,9 @@ MOST_OFF: Final = 0.25
 MOST_BYTES_OFF: Final = 0.05
 LOOPBACK_LINK: Final = Link(1000.0, 1000.0)
 WITHIN_S: Final = 300.0
+ANSWERS_WITHIN_S: Final = 20.0
+"""A machine that others use may let a peer wait for its turn."""
+
 
 SMALL: Final = LlamaConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=352, context_tokens=128)
 LARGER: Final = LlamaConfig(dim=256, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=704, context_tokens=128)
@@ -108,8 +111,7 @@ def watched(config: RunConfig, directory: Path, num_rounds: int) -> Seen:
             peer_flags=("--device", "cpu", "--num-threads", "1"),
         )
         try:
-            await_whole(swarm, WARM_UP_ROUNDS)
-            first, begin_s = _next_round(swarm, 0)
+            first, begin_s = _next_round(swarm, WARM_UP_ROUNDS)
             before = _bulk_bytes(swarm)
             last, end_s = first, begin_s
             while last.index < first.index + num_rounds:
@@ -122,20 +124,20 @@ def watched(config: RunConfig, directory: Path, num_rounds: int) -> Seen:
 
 
 def _next_round(swarm: Swarm, after: int) -> tuple[PeerStatus, float]:
-    """The first peer's status when it has just applied a round after this one, and when. 0: after the newest."""
+    """The first peer's status when it has just applied a round after this one, and when."""
     peer, deadline_s = swarm.peers[1], time.monotonic() + WITHIN_S
-    begun = after or _status(peer).index
-    while (status := _status(peer)).index <= begun:
+    while (status := _status(peer)).index <= after:
         if time.monotonic() > deadline_s:
-            raise MachineError(f"no round after {begun}", f"one within {WITHIN_S:.0f} s")
+            raise MachineError(f"no round after {after}", f"one within {WITHIN_S:.0f} s")
         time.sleep(0.05)
     return status, time.monotonic()
 
 
 def _status(peer: BenchPeer) -> PeerStatus:
-    status = peer.status()
-    if status is None:
-        raise MachineError("a peer does not answer", "a running one")
+    deadline_s = time.monotonic() + ANSWERS_WITHIN_S
+    while (status := peer.status()) is None:
+        if time.monotonic() > deadline_s:
+            raise MachineError("a peer does not answer", "a running one")
     return status
 
 
