@@ -12,6 +12,7 @@ import typer
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
 from peer.forecast.plan_command import add_plan_command
+from peer.profile.profile_command import add_profile_command
 from peer.service_commands import LocalHost, add_service_commands
 from protocol.errors import RunOverError
 from protocol.tables import examples, several
@@ -49,6 +50,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: C
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
     add_plan_command(app)
+    add_profile_command(app)
 
 
 def _settings() -> type[PeerConfig]:

@@ -65,6 +65,7 @@ from peer.membership.saved_membership import host_heard_s, remember_last_run, ru
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
+from peer.profile.profile_service import serve_profiles
 from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import load_anchors, open_chains, text_plan, training_plan, whole_anchor
@@ -457,7 +458,9 @@ async def _begin_training(
     await load_anchors(chains, trainer)
     await first.wait()
     life.board.say("training", "training")
-    await life.controls.order(trainer)
+    async with open_plain_nursery() as beside:
+        beside.start_soon(serve_profiles, life.config.state_dir, trainer, life.clock, ThreadOffload())
+        await life.controls.order(trainer)
 
 
 async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[int]) -> None:

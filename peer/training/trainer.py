@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -49,6 +49,7 @@ from peer.training.worker_channel import (
     Failed,
     Op,
     OutOfMemory,
+    ProfileOrder,
     Progress,
     Reply,
     Scored,
@@ -137,6 +138,8 @@ class WorkerTrainer:
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
+        self.profile: Callable[[ProfileOrder], Awaitable[Reply | None]] = partial(self._order, "profile", 1.0)
+        """Has the process record its next steps. It answers at once, and writes files when they are done; None if it died first."""
 
     # --- the Trainer interface ---
 
@@ -271,10 +274,10 @@ class WorkerTrainer:
 
     # --- commands ---
 
-    async def _order(self, op: Op, *, factor: float = 1.0) -> Reply | None:
+    async def _order(self, op: Op, factor: float = 1.0, profile: ProfileOrder | None = None) -> Reply | None:
         async with self._command_lock:
             await self._until_ready()
-            return await self._exchange(Command(op=op, factor=factor))
+            return await self._exchange(Command(op=op, factor=factor, profile=profile))
 
     async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""

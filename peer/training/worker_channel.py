@@ -43,6 +43,7 @@ Op = Literal[
     "slow",
     "pause",
     "resume",
+    "profile",
     "stop",
 ]
 
@@ -83,15 +84,24 @@ class Scored(_Message):
     answers: tuple[tuple[int, ...], ...] = ()
 
 
+class ProfileOrder(_Message):
+    """Steps to record, the folder for the files, and the number of the request that asked for it."""
+
+    num_steps: Annotated[int, Field(ge=1, le=1000)]
+    folder: str
+    request: str
+
+
 class Command(_Message):
     """A command for the worker. It answers with a Reply of the same number at the next step boundary.
 
     number: position among the commands of a worker's life; set when it is sent. op: load (theta <- values), snapshot (OUT <-
     theta), shift (theta <- theta + values), evaluate (their loss), evaluate_prose, score (by them), pause, resume, slow (train at
-    1 / factor), stop. The first three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for
-    all held here together. `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After
-    a snapshot no step is taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait.
-    `area` holds the values of a load or a shift, `areas` those of each unit to be evaluated; none if all lie in `IN`.
+    1 / factor), profile (record the next steps, as `profile` says), stop. The first three concern one unit, in its own part of the
+    areas. `expert` is the expert to evaluate, None for all held here together. `kept` lists parts [begin, stop) of the unit's theta
+    of which a shift keeps only the given share. After a snapshot no step is taken until the next shift or load, for `still_s` at
+    most. A shift that says `still_s` ends no such wait. `area` holds the values of a load or a shift, `areas` those of each unit to
+    be evaluated; none if all lie in `IN`.
     """
 
     kind: Literal["command"] = "command"
@@ -107,6 +117,7 @@ class Command(_Message):
     area: Area = Area.IN
     areas: tuple[Area, ...] = ()
     score: ScoreOrder | None = None
+    profile: ProfileOrder | None = None
 
     def numbered(self, number: int) -> Command:
         """A copy with its number, as it is sent to the worker."""
