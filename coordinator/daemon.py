@@ -84,7 +84,7 @@ from coordinator.run.run_files import (
     start_units,
 )
 from coordinator.run.start_command import StartCommand, remember_command
-from coordinator.scores.score_files import keep_score_files
+from coordinator.scores.score_files import SCORES_NAME, keep_score_files
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
@@ -335,11 +335,12 @@ def _pusher(host: HostDaemon) -> Pusher | None:
     """The pusher of checkpoints, if the host asked for one."""
     if not host.run.push:
         return None
-    from coordinator.push.push import push_checkpoint  # imports torch
+    from coordinator.push.push import push_checkpoint, push_scores  # imports torch
 
     folder = host.run.folder.absolute()
     newest, scratch = partial(followed_checkpoints, host.tracker), folder / SCRATCH_FOLDER
-    return Pusher(host.run.push, newest, folder / CHECKPOINT_FOLDER, scratch, host.clock, push_checkpoint)
+    place = (newest, folder / CHECKPOINT_FOLDER, scratch, host.clock)
+    return Pusher(host.run.push, *place, push_checkpoint, push_scores, SCORES_NAME)
 
 
 def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | None) -> Moment:

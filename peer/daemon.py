@@ -16,6 +16,7 @@ from averaging.arithmetic.spare_memory import keep_cool
 from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, read_cached, serve_shards
 from averaging.data.shards import ShardCache
+from averaging.data.start_weights import start_shards
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
@@ -337,7 +338,7 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
     held = await _settle_experts(joined, start)
     if held:
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
-    given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
+    given = start_shards(membership.dataset, cache.path)
     me, restarted = life.identity.peer_id, life.board.has_restarted
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))

@@ -337,10 +337,10 @@ class DatasetManifest(_Part):
 
     @property
     def heldout_shares(self) -> tuple[float, ...]:
-        """Each expert's share of the held-out bytes, summing to 1; empty in a data set without experts."""
+        """Each expert's share of the held-out bytes that count, summing to 1; empty in a data set without experts."""
         num_experts = self.router.num_experts if self.router else 0
-        sizes = [self.num_tokens("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
-        return tuple(size / sum(sizes) for size in sizes)
+        sizes = [self.num_counted("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
+        return tuple(size / (sum(sizes) or 1.0) for size in sizes)
 
     def part(self, split: ShardPart, expert: int | None = None) -> Sequence[ShardEntry]:
         """The shards of one part, in order; with `expert`, those of that expert."""

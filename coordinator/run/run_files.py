@@ -34,6 +34,7 @@ from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source, source_bytes
 from averaging.data.sources.texts import Split, Text, whole_documents
+from averaging.data.start_weights import StartShard, start_shards
 from averaging.data.tasks.task_packing import packed_task
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
@@ -90,9 +91,9 @@ class RunFiles:
     push: str = ""
 
     @property
-    def start_shards(self) -> tuple[Path, ...]:
+    def start_shards(self) -> tuple[StartShard, ...]:
         """Files of the weights that the run starts with; empty if they follow from the seed."""
-        return tuple(self.folder / DATA_FOLDER / entry.sha256 for entry in self.dataset.part("start"))
+        return start_shards(self.dataset, lambda name: self.folder / DATA_FOLDER / name)
 
 
 def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
@@ -183,7 +184,7 @@ def chat_template(run: RunFiles) -> bytes:
 
 
 def start_units(
-    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[Path] = ()
+    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[StartShard] = ()
 ) -> tuple[StartUnit, ...]:
     """The units as the start record names them. Blocks: without a start record the genesis state is computed, which is slow for a
     large model. `given` are the shards of the weights to start with.

@@ -103,10 +103,10 @@ def run_size(config: RunConfig) -> RunSize:
 
 
 def weights_bytes(config: RunConfig) -> int:
-    """Bytes of a run's data that are weights: of a frozen base, or of the model that the run begins with."""
+    """Bytes of a peer's data that are weights: of a frozen base, or of what it holds of the model that the run begins with."""
     if config.adapter is not None:
         return BFLOAT16_BYTES * config.base_elements
-    return FLOAT32_BYTES * config.num_elements if config.run.start_from else 0
+    return FLOAT32_BYTES * config.held_elements if config.run.start_from else 0
 
 
 def checkpoint_fetch_bytes(config: RunConfig) -> int:

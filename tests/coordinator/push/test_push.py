@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from coordinator.checkpoints.adapter_export import export_adapter
 from coordinator.checkpoints.checkpoints import CheckpointManifest, verify_checkpoint
 from coordinator.push import push_kinds
-from coordinator.push.push import INDEX_NAME, push_checkpoint
+from coordinator.push.push import INDEX_NAME, push_checkpoint, push_scores
 from coordinator.push.push_kinds import check_push
-from protocol.errors import ConfigError, MachineError, StorageError
+from protocol.errors import ConfigError, MachineError, StorageError, TemporaryError
 from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
@@ -40,7 +41,9 @@ def test_a_folder_gets_the_checkpoint_its_export_and_an_index_and_all_of_it_veri
 ) -> None:
     target = tmp_path / "models" / "one"
     seen: list[tuple[int, int]] = []
-    pushed = push_checkpoint(f"file://{target}", checkpoint, tmp_path / "scratch", lambda *both: seen.append(both))
+    pushed = push_checkpoint(
+        f"file://{target}", checkpoint, tmp_path / "scratch", on_bytes=lambda *both: seen.append(both)
+    )
     assert verify_checkpoint(target / pushed.name).index == pushed.index
     assert (target / pushed.name / "export" / "model.safetensors").exists()
     index = json.loads((target / INDEX_NAME).read_text())
@@ -109,6 +112,67 @@ def test_what_is_there_whole_is_not_sent_again(
     push_checkpoint(memory, checkpoint, tmp_path / "scratch")
     monkeypatch.setattr(MemoryFileSystem, "put_file", None)
     push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+
+
+def test_scores_that_come_later_are_one_small_file_more(
+    checkpoint: Path, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, root = fsspec.core.url_to_fs(memory)
+    pushed = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    sent, put = list[str](), MemoryFileSystem.put_file
+
+    def watched(fs: MemoryFileSystem, source: str, target: str, **options: Any) -> None:
+        sent.append(target.rpartition("/")[2])
+        put(fs, source, target, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", watched)
+    for text in ("{}", '{"run_id": ""}'):
+        (checkpoint / "scores.json").write_text(text)
+        push_scores(memory, checkpoint)
+        push_scores(memory, checkpoint)
+        assert fs.cat_file(f"{root}/{pushed.name}/scores.json").decode() == text
+    (checkpoint / "scores.json").write_text("[]")
+    push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    assert sent == ["scores.json"] * 3
+    index = json.loads(fs.cat_file(f"{root}/{INDEX_NAME}"))
+    for name, listed in index["files"].items():
+        data = fs.cat_file(f"{root}/{pushed.name}/{name}")
+        assert (sha256(data).hexdigest(), len(data)) == (listed["sha256"], listed["num_bytes"])
+
+
+@pytest.mark.parametrize("there", [{}, {"run_id": "ff" * 32}, {"run_id": "ab" * 32, "checkpoint": "another"}])
+def test_scores_of_a_checkpoint_that_is_not_the_newest_there_are_not_pushed(
+    checkpoint: Path, memory: str, there: dict[str, str]
+) -> None:
+    fs, root = fsspec.core.url_to_fs(memory)
+    fs.pipe_file(f"{root}/{INDEX_NAME}", json.dumps(there).encode())
+    (checkpoint / "scores.json").write_text("{}")
+    push_scores(memory, checkpoint)
+    assert len(fs.find(root)) == 1
+
+
+class _Over(TemporaryError):
+    """The push is to end."""
+
+
+@pytest.mark.parametrize("asked", [1, 2, 5, 9, 13])
+def test_a_push_ends_at_the_next_block_where_it_is_to(
+    checkpoint: Path, memory: str, tmp_path: Path, asked: int
+) -> None:
+    left = asked
+
+    def go_on() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise _Over("out of time", "time")
+
+    with pytest.raises(_Over):
+        push_checkpoint(memory, checkpoint, tmp_path / "scratch", go_on)
+    assert left == 0, "it is not asked again"
+    fs, root = fsspec.core.url_to_fs(memory)
+    assert not fs.exists(f"{root}/{INDEX_NAME}")
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_a_place_with_another_run_is_left_alone(checkpoint: Path, memory: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models
 from averaging.data.chat.run_template import open_template
 from averaging.data.shards import ShardCache
 from averaging.data.sources.texts import Text
+from averaging.data.start_weights import start_shards
 from averaging.data.tasks.task_file import Prompts, open_task
 from averaging.data.vocabulary import train_bpe
 from averaging.state.start_state import start_root, start_state
@@ -283,7 +284,7 @@ def test_run_that_starts_from_a_checkpoint_has_its_weights_as_shards_for_everybo
     cache = ShardCache(tmp_path / "cache")
     for entry in run.dataset.shards:  # as a peer gets them
         cache.put(entry, (tmp_path / "state" / "data" / entry.sha256).read_bytes())
-    given = [cache.path(entry.sha256) for entry in run.dataset.part("start")]
+    given = start_shards(run.dataset, cache.path)
     (schema,) = run.manifest.unit_schemas().values()
     assert len(given) > 1
     assert torch.equal(start_state(schema, 1, given=given).anchor_N, anchor_N)
