@@ -3,7 +3,7 @@
 Two runs of a host and two peers: a small model that trains beside its exchanges, and a larger one that waits for them. Each peer has
 one thread. Before a run two processes measure their speed at the same time, as `potluck doctor --speed` does, and the plan takes that.
 A row is what the run did over what the plan said: tokens/s, and bytes of a round that a peer sends. Speed is measured again after the
-run. Where both measures differ by more than the target, other programs took the machine, and the time is not judged.
+run. If both measures differ by more than the target, other programs took the machine, and the time is not judged.
 """
 
 from __future__ import annotations
