@@ -19,10 +19,10 @@ from tests.e2e.processes import ROOT, environment, run_of_two
 from tests.forked import Forked
 
 CHANGES = {
-    "total_tokens = 20_000_000": "total_tokens = 2_048",
+    "total_tokens = 20_000_000": "total_tokens = 16_384",
     'source = "python-stdlib"': 'source = "text"\nglob = "*.md"',
     "heldout_every = 20": "heldout_every = 2",
-    "learning_rate = 2e-5": "learning_rate = 1e-3",
+    "learning_rate = 2e-5": "learning_rate = 2e-4",
     "warmup_tokens = 400_000": "warmup_tokens = 0",
     "target_tokens = 7_680": "target_tokens = 1_024",
     "longest_interval_s = 60.0": "longest_interval_s = 4.0",
