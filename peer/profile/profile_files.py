@@ -5,7 +5,6 @@ A file, not a network interface: only the owner can write the folder, and no web
 
 from __future__ import annotations
 
-import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from averaging.system.private_file import write_private
 from peer.training.profiling.profile_summary import (
     MOST_STEPS,
     MOST_SUMMARY_BYTES,
@@ -56,7 +56,7 @@ def write_request(state_dir: Path, num_steps: int, now_unix_s: float) -> Profile
     folder = profile_folder(state_dir)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        _write(folder / REQUEST_FILE, request.model_dump_json())
+        write_private(folder / REQUEST_FILE, request.model_dump_json())
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be written: {error.strerror}", "", "ask from the account of the peer's owner"
@@ -90,7 +90,7 @@ def write_problem(state_dir: Path, request: ProfileRequest, problem: str) -> Non
     """Answer that there is no profile, and why. A folder that takes no writes is left as it is."""
     summary = ProfileSummary(request=request.request, problem=problem)
     with suppress(OSError):
-        _write(profile_folder(state_dir) / SUMMARY_FILE, summary.model_dump_json())
+        write_private(profile_folder(state_dir) / SUMMARY_FILE, summary.model_dump_json())
 
 
 def read_summary(state_dir: Path, request: ProfileRequest) -> ProfileSummary | None:
@@ -116,15 +116,3 @@ def read_summary(state_dir: Path, request: ProfileRequest) -> ProfileSummary | N
 def trace_path(state_dir: Path) -> Path:
     """The newest trace."""
     return profile_folder(state_dir) / TRACE_FILE
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf8") as file:
-            file.write(text + "\n")
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
