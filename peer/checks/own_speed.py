@@ -67,10 +67,11 @@ def measured_speed(run_file: Path, config: PeerConfig, measured_s: float = MEASU
     """
     run = load_run_config(run_file)
     if run.run.shards != "data" or run.adapter is not None:
+        kind = "an adapter" if run.adapter else f'shards = "{run.run.shards}"'
         raise ConfigError(
-            f"--speed {run_file}: a run of {'an adapter' if run.adapter else run.run.shards}",
+            f"--speed {run_file}: a run with {kind}",
             'a run of shards = "data" that trains all of its model',
-            "for stages see: potluck cut run.toml",
+            "for stages see: potluck cut run.toml" if run.pipeline is not None else "",
         )
     with tempfile.TemporaryDirectory(prefix="potluck-speed-") as folder:
         try:

@@ -113,14 +113,14 @@ class Forecast:
     notes: tuple[str, ...]
 
 
-def forecast(run: RunConfig, crew: Sequence[Group], conditions: Conditions) -> Forecast:
-    """The run with these peers.
+def forecast(run: RunConfig, crew: Sequence[Group], conditions: Conditions, tokens: int | None = None) -> Forecast:
+    """The run with these peers, over so many tokens or its own number of them.
 
     Raises:
         ConfigError: a run of stages, or no peer can train the model.
     """
     speed = crew_speed(run, crew, conditions)
-    return of_tokens(run, speed, run.run.total_tokens, conditions)
+    return of_tokens(run, speed, tokens or run.run.total_tokens, conditions)
 
 
 def crew_speed(run: RunConfig, crew: Sequence[Group], conditions: Conditions) -> Speed:
@@ -230,7 +230,9 @@ def _notes(run: RunConfig, speed: Speed, loss: ExpectedLoss | None) -> tuple[str
     if speed.rounds.problem:
         found.append(f"no round would end: {speed.rounds.problem}")
     crew = num_peers([each.group for each in speed.groups if each.fits])
-    if crew > run.run.max_members:
+    if crew > run.run.most_peers:
+        found.append(f"{crew} peers, and the run takes {run.run.most_peers}: set max_peers in run.toml")
+    elif crew > run.run.max_members:
         found.append(f"{crew} peers, and a round takes {run.run.max_members}: the others wait for a later one")
     if crew < run.run.min_members:
         found.append(f"{crew} peers, and the run starts with {run.run.min_members}")

@@ -33,7 +33,7 @@ def forecast_estimates(found: Forecast, conditions: Conditions) -> list[Estimate
     ]
 
 
-def candidate_lines(candidates: Sequence[Candidate], most: int = 5) -> list[str]:
+def candidate_lines(candidates: Sequence[Candidate], most: int) -> list[str]:
     """The best models of a search, a line each."""
     lines = []
     for each in candidates[:most]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.forecast.crew_core import Group, num_peers, parse_crew
-from peer.forecast.forecast_core import Conditions, Forecast, crew_speed, of_tokens
+from peer.forecast.forecast_core import Conditions, Forecast, forecast
 from peer.forecast.forecast_words import (
     assumption_line,
     candidate_json,
@@ -27,7 +27,7 @@ from peer.forecast.search_core import (
     to_optimum,
     within_days,
 )
-from peer.forecast.shapes_core import Numbers, run_of, shape_from, shape_of
+from peer.forecast.shapes_core import Numbers, numbers_of, run_of, shape_from, shape_of
 from peer.forecast.time_plot_core import TimePoint, svg_plot, text_plot
 from protocol.errors import ConfigError
 from protocol.estimates.dry_run import END, estimate_lines
@@ -131,9 +131,8 @@ def _of_run(run: RunConfig, wish: Wish, crew: Sequence[Group], conditions: Condi
     elif ends.loss is not None:
         found = time_to(ends.loss, run, crew, conditions)
     else:
-        speed = crew_speed(run, crew, conditions)
-        found = of_tokens(run, speed, ends.tokens or run.run.total_tokens, conditions)
-    sizes = to_optimum(wish.numbers, portable(crew, run), conditions)
+        found = forecast(run, crew, conditions, ends.tokens)
+    sizes = to_optimum(numbers_of(run, wish.numbers), portable(crew, run), conditions)
     return Answer(conditions, found, (), _points(sizes), _OPTIMUM_TITLE)
 
 
@@ -161,14 +160,7 @@ def _given_run(wish: Wish, members: int) -> RunConfig | None:
         raise ConfigError("a model that is given twice", "one of run.toml, --values, and --dim with --layers")
     if wish.run_file is not None:
         return load_run_config(wish.run_file)
-    numbers = Numbers(
-        wish.numbers.vocab_size,
-        wish.numbers.context_tokens,
-        wish.numbers.local_steps,
-        wish.numbers.batch_tokens,
-        wish.numbers.codec,
-        members,
-    )
+    numbers = replace(wish.numbers, members=members)
     if wish.values is not None:
         shape = shape_of(wish.values, numbers.vocab_size)
     elif wish.dim > 0 and wish.layers > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -70,50 +69,38 @@ def plan(
     With --days it names the best model, with --loss the shortest time. Starts
     nothing. Every table and law is named with its source.
     """
+    from peer.forecast.crew_core import parse_link
+    from peer.forecast.forecast_core import Conditions
     from peer.forecast.plan_answer import Ends, Wish, plan_answer
     from peer.forecast.shapes_core import Numbers
+    from protocol.grids import grid_g_per_kwh
 
     ends = Ends(days, loss, _count("--tokens", tokens) if tokens else None)
     numbers = Numbers(vocab, context, local_steps, batch_tokens, codec)
     wish = Wish(run_file, _count("--values", values) if values else None, dim, layers, ends, numbers)
-    given = _Numbers(hours, churn, mfu, machine_watts, price_kwh)
-    answer = plan_answer(wish, peers, _conditions(link, given, grid))
+    conditions = Conditions(
+        link=parse_link(link),
+        hours_a_day=hours,
+        leaves_a_day=churn,
+        mfu=mfu,
+        machine_watts=machine_watts,
+        price_kwh=price_kwh,
+        g_per_kwh=grid_g_per_kwh(grid) if grid else None,
+    )
+    answer = plan_answer(wish, peers, _checked(conditions))
     if svg is not None:
         _write(svg, answer.svg())
     typer.echo(json.dumps(answer.json()) if as_json else "\n".join(answer.lines()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Conditions that are plain numbers, as the command line has them."""
-
-    hours: float
-    churn: float
-    mfu: float
-    machine_watts: float
-    price_kwh: float | None
-
-
-def _conditions(link: str, given: _Numbers, grid: str) -> Conditions:
-    from peer.forecast.crew_core import parse_link
-    from peer.forecast.forecast_core import Conditions
-    from protocol.grids import grid_g_per_kwh
-
-    _check("--hours", given.hours, 1e-3, _MOST_HOURS)
-    _check("--churn", given.churn, 0.0, _MOST_LEAVES)
-    _check("--mfu", given.mfu, 1e-3, 1.0)
-    _check("--machine-watts", given.machine_watts, 0.0, _MOST_WATTS)
-    if given.price_kwh is not None:
-        _check("--price-kwh", given.price_kwh, 0.0, _MOST_PRICE)
-    return Conditions(
-        link=parse_link(link),
-        hours_a_day=given.hours,
-        leaves_a_day=given.churn,
-        mfu=given.mfu,
-        machine_watts=given.machine_watts,
-        price_kwh=given.price_kwh,
-        g_per_kwh=grid_g_per_kwh(grid) if grid else None,
-    )
+def _checked(conditions: Conditions) -> Conditions:
+    _check("--hours", conditions.hours_a_day, 1e-3, _MOST_HOURS)
+    _check("--churn", conditions.leaves_a_day, 0.0, _MOST_LEAVES)
+    _check("--mfu", conditions.mfu, 1e-3, 1.0)
+    _check("--machine-watts", conditions.machine_watts, 0.0, _MOST_WATTS)
+    if conditions.price_kwh is not None:
+        _check("--price-kwh", conditions.price_kwh, 0.0, _MOST_PRICE)
+    return conditions
 
 
 def _check(flag: str, value: float, least: float, most: float) -> None:

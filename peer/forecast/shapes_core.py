@@ -8,7 +8,7 @@ published models of that size have it. The loss hardly depends on it (Kaplan et 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import log
 from typing import Final
@@ -22,6 +22,8 @@ from protocol.run.validation_text import explained
 LEAST_VALUES: Final = 100_000
 MOST_VALUES: Final = 1_000_000_000_000
 MOST_TOKENS: Final = 1 << 53
+MOST_PEERS: Final = 100_000
+"""Of a run (protocol/run/manifest.py)."""
 
 _WIDTHS: Final = (*range(64, 512, 64), *range(512, 2048, 256), *range(2048, 24_577, 512))
 """From the first one on that takes heads by fours, all do."""
@@ -54,6 +56,19 @@ class Numbers:
     batch_tokens: int = 32_768
     codec: str = "int8"
     members: int = 1
+
+
+def numbers_of(run: RunConfig, usual: Numbers) -> Numbers:
+    """The numbers of a given run, for models of other sizes in its place. `usual`: the local steps of a round, which no run.toml
+    names.
+    """
+    return replace(
+        usual,
+        vocab_size=run.model.vocab_size,
+        context_tokens=run.model.context_tokens,
+        batch_tokens=run.inner.batch_tokens,
+        codec=run.round.codec,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,7 @@ def run_of(shape: Shape, tokens: int, numbers: Numbers) -> RunConfig:
             "total_tokens": max(1, min(tokens, MOST_TOKENS)),
             "min_members": 1,
             "max_members": max(1, min(numbers.members, 64)),
+            "max_peers": max(1, min(numbers.members, MOST_PEERS)),
         },
         "model": {
             "vocab_size": numbers.vocab_size,

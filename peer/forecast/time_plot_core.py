@@ -8,11 +8,11 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Final
 
+from protocol.estimates.estimates import SECONDS_PER_DAY
 from protocol.tables import duration, printable, short_count
 
 _BAR: Final = 40
 _MOST_ROWS: Final = 16
-_SECONDS_PER_DAY: Final = 86_400
 
 _WIDTH: Final = 720
 _HEIGHT: Final = 420
@@ -40,7 +40,7 @@ def text_plot(points: Sequence[TimePoint], title: str) -> list[str]:
     lines = [printable(title)]
     for point in rows:
         length = round(_BAR * (log10(point.days) - low) / (high - low))
-        shown = duration(point.days * _SECONDS_PER_DAY)
+        shown = duration(point.days * SECONDS_PER_DAY)
         lines.append(f"  {short_count(point.num_values):>7}  {shown:>12}  {'#' * max(1, length)}")
     return lines
 
@@ -71,7 +71,7 @@ def svg_plot(points: Sequence[TimePoint], title: str) -> str:
     for power in range(round(y_low), round(y_high) + 1):
         y = y_of(10.0**power)
         parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#dddddd"/>')
-        label = duration(10.0**power * _SECONDS_PER_DAY)
+        label = duration(10.0**power * SECONDS_PER_DAY)
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     line = " ".join(f"{x_of(point.num_values):.1f},{y_of(point.days):.1f}" for point in points)
     parts.append(f'<polyline points="{line}" fill="none" stroke="#2266aa" stroke-width="2"/>')

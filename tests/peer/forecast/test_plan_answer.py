@@ -7,8 +7,9 @@ import pytest
 
 from peer.forecast.forecast_core import Conditions
 from peer.forecast.plan_answer import Ends, Wish, plan_answer
+from peer.forecast.shapes_core import Numbers, numbers_of
 from protocol.errors import ConfigError
-from protocol.run.manifest import default_run_toml
+from protocol.run.manifest import default_run_toml, load_run_config
 
 CONDITIONS = Conditions(price_kwh=0.3, g_per_kwh=344.0)
 
@@ -35,6 +36,25 @@ def test_the_grid_of_the_run_counts_where_none_is_given(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(default_run_toml().replace("seed = 1\n", 'seed = 1\ngrid = "fr"\n'))
     assert "at 44 g a kWh" in "\n".join(plan_answer(Wish(file), "3x2000tok/s:65w", Conditions()).lines())
+
+
+def test_the_picture_beside_a_run_file_is_of_models_with_the_runs_own_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(default_run_toml())
+    run = load_run_config(file)
+    numbers = numbers_of(run, Numbers())
+    assert (numbers.vocab_size, numbers.context_tokens) == (run.model.vocab_size, run.model.context_tokens)
+    assert (numbers.batch_tokens, numbers.codec) == (run.inner.batch_tokens, run.round.codec)
+    points = plan_answer(Wish(file), "3x2000tok/s:65w", CONDITIONS).points
+    assert points == plan_answer(Wish(file, numbers=numbers), "3x2000tok/s:65w", CONDITIONS).points
+
+
+def test_more_peers_than_the_run_takes_are_named_with_the_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(default_run_toml())
+    most = load_run_config(file).run.most_peers
+    text = "\n".join(plan_answer(Wish(file), f"{most + 1}x2000tok/s:65w", CONDITIONS).lines())
+    assert f"{most + 1} peers, and the run takes {most}: set max_peers in run.toml" in text
 
 
 def test_a_model_is_given_by_its_size_or_by_its_numbers() -> None:
