@@ -127,7 +127,8 @@ class AckPair:
 @dataclass(frozen=True, slots=True)
 class EnergySpent:
     """The counts of a peer's meters since its process started: `joules` of its cards and processor, by all programs, and the tokens
-    that it trained meanwhile. `g_per_kwh`: grams of CO2 a kilowatt-hour, where its owner gives them.
+    that it trained meanwhile. `g_per_kwh`: grams of CO2 a kilowatt-hour, its owner's or else the
+    run's.
     """
 
     joules: float

@@ -20,7 +20,6 @@ from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
-from protocol.rounds.lineage.turns import behind
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
     Ack,
@@ -172,7 +171,7 @@ def _settle(
         until_first += ready_tokens(state, now_s) - offered
     whole = _next_target(state, offered, len(alive), now_s)
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
-    turns = turns_of_base(config.outer, behind(state.tree, state.link.commit))
+    turns = turns_of_base(config.outer, state.tree.behind(state.link.commit))
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link, turns)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
     problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(

@@ -197,8 +197,7 @@ def _is_lone_beside(state: RoundState, commit: CommitId, now_s: float) -> bool:
 
 def _are_with_spine(spine: SpineView, nodes: Sequence[TreeNode]) -> bool:
     """Whether these commits of another unit were made with the spine that we follow."""
-    records = (node.link.record for node in nodes)
-    return all(record is not None and spine.standing(record.spine) is Standing.FOLLOWED for record in records)
+    return all(spine.standing(node.link.spine) is Standing.FOLLOWED for node in nodes)
 
 
 def consider(state: RoundState, source: PeerId | None, now_s: float) -> RoundStep:
