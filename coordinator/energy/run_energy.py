@@ -10,7 +10,7 @@ from protocol.host.reports import EnergySpent
 from protocol.ids import PeerId
 
 MOST_PEERS: Final = 4096
-"""Peers whose energy is kept. Those that come later are not counted."""
+"""Peers whose energy is kept in a run of usual size. Those that come later are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class EnergySums:
 
     Attributes:
         num_peers: that have told of a meter.
-        carbon_kg: of the peers whose grid is known; None if that is none of them.
+        carbon_kg: of the peers that tell their grid or the run's; None if that is none of them.
         carbon_share: the part of the energy whose grid is known, 0 to 1.
         tokens: that these peers trained with it.
     """
@@ -80,11 +80,11 @@ class RunEnergy:
     """The energy of a run's peers.
 
     Args:
-        g_per_kwh: of the run's grid, for peers that name none; None if it has none.
+        most_peers: whose energy is kept. Those that come later are not counted.
     """
 
-    def __init__(self, g_per_kwh: float | None = None) -> None:
-        self._g_per_kwh = g_per_kwh
+    def __init__(self, most_peers: int = MOST_PEERS) -> None:
+        self._most_peers = most_peers
         self._peers: dict[PeerId, _OfPeer] = {}
 
     def heard(self, peer: PeerId, spent: EnergySpent | None) -> None:
@@ -94,14 +94,14 @@ class RunEnergy:
         before = self._peers.get(peer)
         if before is not None:
             self._peers[peer] = before.after(spent)
-        elif len(self._peers) < MOST_PEERS:
+        elif len(self._peers) < self._most_peers:
             self._peers[peer] = _OfPeer(spent)
 
     def sums(self) -> EnergySums:
         """All peers together."""
         joules = sum(each.joules for each in self._peers.values())
-        grids = {peer: self._grid(each) for peer, each in self._peers.items()}
-        known = [(self._peers[peer].joules, grams) for peer, grams in grids.items() if grams is not None]
+        told = ((each.joules, each.newest.g_per_kwh) for each in self._peers.values())
+        known = [(joules, grams) for joules, grams in told if grams is not None]
         known_joules = sum(each for each, _ in known)
         return EnergySums(
             num_peers=len(self._peers),
@@ -110,7 +110,3 @@ class RunEnergy:
             carbon_kg=sum(carbon_kg(each / JOULES_PER_KWH, grams) for each, grams in known) if known else None,
             carbon_share=known_joules / joules if joules else float(bool(known)),
         )
-
-    def _grid(self, each: _OfPeer) -> float | None:
-        own = each.newest.g_per_kwh
-        return self._g_per_kwh if own is None else own

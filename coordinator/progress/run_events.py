@@ -75,12 +75,12 @@ class EventBook:
         self._states = {row.peer: row.state for row in memory.heard}
 
     def note(
-        self, picture: RunPicture, now_s: float, unix_s: int, helpers_s: Mapping[PeerId, float] = _NOBODY
+        self, picture: RunPicture, now_s: float, unix_s: int, helpers_until_s: Mapping[PeerId, float] = _NOBODY
     ) -> Sequence[RunEvent]:
-        """Take a snapshot of the run, and when its helpers last reported. Returns what happened since the one before. `now_s` is
-        monotonic like the times in `picture`.
+        """Take a snapshot of the run, and until when its helpers count as live. Returns what happened since the one before. `now_s`
+        is monotonic like the times in `picture`.
         """
-        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_s, now_s), now_s)
+        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_until_s, now_s), now_s)
         self._began_s = now_s if self._before is None else self._began_s
         heard = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
         states = {**self._states, **heard}

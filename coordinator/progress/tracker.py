@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from coordinator.energy.run_energy import RunEnergy
+from coordinator.energy.run_energy import MOST_PEERS, RunEnergy
 from coordinator.ledger.convictions import Convictions
 from coordinator.ledger.ledger import (
     COUNTED_COMMITS,
@@ -40,7 +40,6 @@ from coordinator.progress.unit_holders import UnitHolders, check_claims, foundin
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
 from protocol.errors import PotluckError, RemoteProtocolError
-from protocol.grids import grid_g_per_kwh
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.host.reports import NO_START_NEWS, PeerReport, ReportReply, StartNews
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
@@ -98,7 +97,7 @@ class RunTracker:
         self._reason, self._start_record = "the host has just started", b""
         self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
-        self.energy = RunEnergy(grid_g_per_kwh(config.grid) if config.grid else None)
+        self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
         self._rounds = SeenRounds()
         self._seen_unix_s: dict[CommitId, int] = {}
         self._curves = LossCurves(run.heldout_shares)
@@ -182,7 +181,8 @@ class RunTracker:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             if not is_member(report, is_known=peer in self.peers):
-                self.helpers = helping(self.helpers, peer, report, self._clock.monotonic_s())
+                now_s = self._clock.monotonic_s()
+                self.helpers = helping(self.helpers, peer, report, now_s, self.book.patience_s(now_s))
                 return self._reply(peer, report, want)
             self.book.hear(peer, report, self._clock.monotonic_s(), like)
             self.energy.heard(peer, report.counts.energy)

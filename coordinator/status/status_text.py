@@ -239,15 +239,14 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     ]
     if status.get("restarted"):
         lines.append(f"the host {status['restarted']}")
+    names = {row.get("peer"): row.get("name") for row in peers}
     if rounds:
-        lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
+        lines.append(_round_line(rounds[-1], names))
     if units := rows_of(status.get("units")):
-        names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)
     lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
-    lane_names = {row.get("peer"): row.get("name") for row in peers}
     lanes = rows_of(status.get("lanes"))
-    lines.extend(_lane_line(row, lane_names) for row in lanes)
+    lines.extend(_lane_line(row, names) for row in lanes)
     if (more := int(_number(status, "num_lanes")) - len(lanes)) > 0:
         lines.append(f"and {several(more, 'more lane')}")
     lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])

@@ -170,12 +170,12 @@ function table(id, heads, rows) {
 const ORDERS = { name: (a, b) => a.name.localeCompare(b.name), counted: (a, b) => b.tokens_counted - a.tokens_counted,
   speed: (a, b) => b.tokens_per_s - a.tokens_per_s };
 // All rows come with the status while they are few. Pages of more are asked for one by one, and not more often than PAGES_MS.
-let page = 0, asked = null, askedAt = 0, found = null;
+let page = 0, asked = null, askedAt = 0, typing = 0;
 const isPaged = () => now.num_peers > now.peers.length || now.num_away > (full.away || []).length;
 const searched = () => el("search").value.trim();
 function otherPeers() { page = 0; askedAt = 0; if (full) peers(); }
 el("order").onchange = otherPeers;
-el("search").oninput = otherPeers;
+el("search").oninput = () => { clearTimeout(typing); typing = setTimeout(otherPeers, 300); };
 el("back").onclick = () => { page -= 1; askedAt = 0; peers(); };
 el("next").onclick = () => { page += 1; askedAt = 0; peers(); };
 
@@ -187,7 +187,7 @@ async function askPeers() {
     const answer = await fetch(`api/peers?${query}`);
     if (asked !== query) return; // another one was asked for meanwhile
     if (answer.status === 400 && page) { page = 0; askedAt = 0; return; } // peers went, and the page with them
-    if (answer.ok) { found = await answer.json(); peerRows(found.peers); pages("back", "next", "peer-page", found, found.num_found, "peer"); }
+    if (answer.ok) { const found = await answer.json(); peerRows(found.peers); pages("back", "next", "peer-page", found, found.num_found, "peer"); }
   } catch (error) { /* the stream tells that the host is away */ }
 }
 
@@ -247,7 +247,7 @@ async function rounds() {
     return;
   }
   const answer = await fetch(`api/rounds?page=${roundPage}`).catch(() => null);
-  if (!answer || !answer.ok) { roundPage = 0; return; }
+  if (!answer || !answer.ok) { roundPage = 0; rounds(); return; }
   const at = await answer.json();
   if (at.page !== roundPage) return;
   timeline(at.rounds, { ...names(), ...at.names }, readRound);

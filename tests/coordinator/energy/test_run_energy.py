@@ -29,10 +29,10 @@ def test_a_peer_that_starts_again_goes_on_from_its_sum() -> None:
     assert (energy.sums().kwh, energy.sums().tokens) == (3.0, 25)
 
 
-def test_each_peers_own_grid_counts_and_else_the_runs() -> None:
-    energy = RunEnergy(400.0)
+def test_each_peers_grid_counts_for_its_own_energy() -> None:
+    energy = RunEnergy()
     energy.heard(ONE, EnergySpent(KWH, 0, 50.0))
-    energy.heard(OTHER, EnergySpent(KWH))
+    energy.heard(OTHER, EnergySpent(KWH, 0, 400.0))
     assert energy.sums().carbon_kg == pytest.approx(0.45)
     assert energy.sums().carbon_share == 1.0
 
@@ -45,11 +45,12 @@ def test_without_a_grid_only_the_known_part_has_carbon() -> None:
 
 
 def test_a_run_without_meters_tells_nothing() -> None:
-    assert RunEnergy(400.0).sums().json() == {}
+    assert RunEnergy().sums().json() == {}
 
 
-def test_peers_without_end_are_not_kept() -> None:
-    energy = RunEnergy()
-    for number in range(MOST_PEERS + 10):
+@pytest.mark.parametrize("most", [MOST_PEERS, 3])
+def test_peers_without_end_are_not_kept(most: int) -> None:
+    energy = RunEnergy(most)
+    for number in range(most + 10):
         energy.heard(PeerId(f"peer-{number}"), EnergySpent(1.0))
-    assert energy.sums().num_peers == MOST_PEERS
+    assert energy.sums().num_peers == most

@@ -157,14 +157,14 @@ def test_peers_that_cannot_meet_for_long_are_trouble_until_a_helper_is_at_work()
     look = replace(picture(), peers={each: PeerEntry(hidden, 500.0) for each in (A, B)})
     book = EventBook()
     said = [
-        [event.kind for event in book.note(look, now_s, 1_000, helpers_s)]
-        for now_s, helpers_s in (
+        [event.kind for event in book.note(look, now_s, 1_000, helpers_until_s)]
+        for now_s, helpers_until_s in (
             (440.0, {}),
             (470.0, {}),
             (500.0, {}),
             (501.0, {}),
-            (502.0, {C: 480.0}),
-            (503.0, {C: 480.0}),
+            (502.0, {C: 510.0}),
+            (503.0, {C: 510.0}),
         )
     ]
     assert said == [["run"], [], ["trouble"], [], ["run"], []]

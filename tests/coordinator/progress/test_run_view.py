@@ -15,6 +15,7 @@ from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_view import (
     MAX_TEAMS,
+    PEERS_A_PAGE,
     RunPicture,
     TimedRound,
     Yardsticks,
@@ -24,6 +25,7 @@ from coordinator.progress.run_view import (
     root_by_majority,
     status_json,
 )
+from coordinator.progress.unit_holders import UnitHolders
 from protocol.host.reports import OwnCounts, PeerReport
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
@@ -121,6 +123,14 @@ def test_status_names_every_member_also_those_that_this_host_has_not_heard_and_g
     status = status_json(picture(burst), 100.0)
     assert status["names"] == {peer: peer_name(peer) for peer in (A, B, C)}
     assert status["speeds"] == [[2400, 1800 / 900]]
+
+
+def test_status_of_many_peers_names_those_that_hold_units_though_they_are_on_another_page() -> None:
+    peers = {PeerId(f"peer {number}"): PeerEntry(peer(), 90.0) for number in range(3 * PEERS_A_PAGE)}
+    last = max(peers, key=lambda each: peer_name(each))
+    status = status_json(replace(picture(), peers=peers, units=(UnitHolders(UnitName("expert-0"), (last,)),)), 100.0)
+    assert last not in {row["peer"] for row in status["peers"]}
+    assert status["names"][last] == peer_name(last)
 
 
 def test_rounds_that_came_at_once_after_an_outage_have_the_speed_of_the_time_in_which_they_were_made() -> None:
