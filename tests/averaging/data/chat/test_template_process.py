@@ -96,6 +96,24 @@ def test_a_template_that_loops_is_ended_with_its_process() -> None:
     assert list(_templates_running()) == []
 
 
+def test_several_are_rendered_in_order_however_much_goes_both_ways() -> None:
+    talks = [((Message("user", f"{number} " * 40_000), *TALK[1:]), f"row {number}") for number in range(12)]
+    with TemplateProcess(ChatTemplate(CHATML, "t.jinja")) as process:
+        found = list(process.marked_each(talks))
+        assert [each.text for each in found] == [process.marked(*talk).text for talk in talks]
+        assert list(process.marked_each([])) == []
+
+
+def test_of_several_the_first_that_fails_is_named_after_those_before_it() -> None:
+    picky = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    talks = [((Message("user", text), *TALK[1:]), f"row {n}") for n, text in enumerate(("a", "b", "bad", "c"), 1)]
+    with TemplateProcess(ChatTemplate(picky, "t.jinja")) as process:
+        each = process.marked_each(talks)
+        assert [next(each).text.count(text) for text in ("a", "b")]
+        with pytest.raises(ConfigError, match=r"row 3: the chat template t\.jinja fails: no"):
+            next(each)
+
+
 def test_the_process_has_no_variables_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "POTLUCK_ANYTHING", "SOME_PASSWORD"):
         monkeypatch.setenv(name, "secret")
