@@ -173,7 +173,7 @@ def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tup
 def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ...], str]:
     if state.total_tokens < rules.target_tokens:
         return state, (), f"{state.total_tokens:,} of {rules.target_tokens:,} tokens are committed"
-    reason = f"the target of {rules.target_tokens} tokens is reached"
+    reason = f"the target of {rules.target_tokens:,} tokens is reached"
     return replace(state, phase=Phase.FINISHED), (AnnounceFinished(),), reason
 
 

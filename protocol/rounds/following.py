@@ -286,7 +286,7 @@ def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) 
     link = path[-1].link
     state = replace(state, switching=Switching(fork, target))
     what = f"we are {len(path)} commits behind" if fork == state.link.commit else "another lineage is preferred to ours"
-    reason = f"{what}: fetching {short(target)} with {link.total_tokens} tokens"
+    reason = f"{what}: fetching {short(target)} with {link.total_tokens:,} tokens"
     return RoundStep(state, (PrepareSwitch(fork, path, _holders(state, link, source), reason),), reason)
 
 
@@ -371,7 +371,7 @@ def switched(state: RoundState, event: Switched, now_s: float) -> RoundStep:
         _at(state, event.link, event.open_round, now_s), state_commit=event.link.commit, state_root=event.state_root
     )
     considered = consider(state, None, now_s)
-    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens} tokens"
+    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens:,} tokens"
     return RoundStep(considered.state, considered.actions, considered.reason or lineage)
 
 
@@ -392,7 +392,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
     )
     counted = len(record.contributors) if record is not None else 0
     alone = " without a quorum" if event.link.is_lone else ""
-    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens} tokens in all"
+    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens:,} tokens in all"
     actions: list[Action] = [EndExchange(old.commit, "committed")]
     if to_notify:
         actions.append(Send(to_notify, Committed(state.config.unit, event.certificate), reason))

@@ -58,7 +58,8 @@ function show(s) {
   el("state").textContent = s.state === "training" || s.state === "paused" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
   el("state").className = `chip ${s.state}`;
   el("reason").textContent = s.state === "training" ? "" : s.reason;
-  el("waiting").textContent = [s.trouble, s.offline, s.offline || s.trouble.includes(" is full: ") ? "" : s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.offline || s.trouble ? "" : s.round_waiting]
+  const isTold = s.round_target_tokens > 0 && s.round_waiting.startsWith("training: round ");  // beside the bar
+  el("waiting").textContent = [s.trouble, s.offline, s.offline || s.trouble.includes(" is full: ") ? "" : s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.offline || s.trouble || isTold ? "" : s.round_waiting]
     .filter((text, i, all) => text && !s.reason.includes(text) && all.indexOf(text) === i).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
