@@ -171,7 +171,9 @@ def _settle(
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
-    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(state.link, record)
+    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(
+        state.link, record, {member.peer for member in proposal.members}
+    )
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))

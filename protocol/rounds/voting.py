@@ -195,7 +195,7 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
-    low = low_cap_problem(state.link, record)
+    low = low_cap_problem(state.link, record, {*state.link.roster, *state.peers})
     if low:
         return low
     if len(record.roster) >= state.config.max_members:
