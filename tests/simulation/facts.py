@@ -47,6 +47,17 @@ class Facts:
             or _words(record)
         )
 
+    def low_cap(self, parent: ChainLink, record: CommitRecord) -> str:
+        """Why no quorum can have acked the cap of this commit: it counts everybody's work as next to nothing."""
+        tokens = sorted(entry.tokens for entry in record.contributors)
+        omitted = {entry.peer for part in record.slices for entry in part.omitted} & self.admitted
+        slow = [peer for peer in omitted if record.contributor(peer) is None]
+        tokens = [*[1 for _ in slow], *tokens]
+        least = max(1, tokens[0], parent.target_tokens) if len(tokens) < 3 else _median(tokens)
+        if record.weight_cap_tokens < least:
+            return f"its cap is {record.weight_cap_tokens} tokens, the claims are {tokens}"
+        return ""
+
     def _signatures(self, record: CommitRecord) -> str:
         for entry in record.contributors:
             if (entry.peer, encode_claim(_claim(record, entry))) not in self.signed:

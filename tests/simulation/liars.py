@@ -351,6 +351,7 @@ def _changes(world: World) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         (core, "step", stepping),
         (attempt, "make_record", making),
         (attempt, "record_problem", judging),
+        (attempt, "low_cap_problem", judging),
         (voting, "_broken_rule", voting_),
         (peer_rounds, "encode_message", lambda real: stalls.padding(world, real)),
         (exchange_driver, "encode_claim", lambda real: lambda header: real(_header(world, header))),
@@ -370,6 +371,8 @@ def _look(world: World, before: RoundState, after: RoundState) -> None:
         world.looked_at.add(commit)
         parent = after.tree.nodes[record.parent].link
         problem = world.facts.problem(parent, record, _left(world, node))
+        if not problem and not _is_after_lone(after, record):
+            problem = world.facts.low_cap(parent, record)
         if problem:
             raise Violation(f"an honest peer took in commit {record.index} by {record.ballot.peer}: {problem}")
         _look_at_voters(world, after, record)
@@ -377,18 +380,27 @@ def _look(world: World, before: RoundState, after: RoundState) -> None:
 
 def _look_at_voters(world: World, after: RoundState, record: CommitRecord) -> None:
     """A liar's commit with a quorum may leave out one honest founder that never failed: it may be frozen, or cut off. Not two."""
-    commit, tree = record.parent, after.tree
-    while commit != tree.root and not record.lone:
-        before = tree.nodes[commit].link.record
-        if before is None or before.lone:
-            return
-        commit = before.parent
-    if record.lone or record.ballot.peer not in world.liars or len(record.roster) >= after.config.max_members:
+    tree = after.tree
+    is_full = len(record.roster) >= after.config.max_members
+    if is_full or record.ballot.peer not in world.liars or _is_after_lone(after, record):
         return
     founders = [node for node in world.nodes[: len(tree.nodes[tree.root].link.roster)] if node.peer not in world.liars]
     missing = [node.name for node in founders if node.is_up and node.session == 1 and node.peer not in record.roster]
     if len(missing) > 1:
         raise Violation(f"an honest peer took in commit {record.index} by {record.ballot.peer}: {missing} vote no more")
+
+
+def _is_after_lone(state: RoundState, record: CommitRecord) -> bool:
+    """Whether it is of a lineage that left the others without a quorum: its voters chose themselves."""
+    tree, commit = state.tree, record.parent
+    if record.lone:
+        return True
+    while commit != tree.root:
+        before = tree.nodes[commit].link.record
+        if before is None or before.lone:
+            return True
+        commit = before.parent
+    return False
 
 
 def _left(world: World, node: TreeNode) -> set[PeerId]:

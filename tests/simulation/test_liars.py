@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from protocol.rounds import attempt, voting
 from protocol.rounds.lineage import record_rules
 from tests.simulation.beside import Beside, Play
 from tests.simulation.profiles import PROFILES
@@ -45,6 +46,7 @@ LEFT_OUT: Final = {
     "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 3),
     "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 28),
     "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 13),
+    "low weight cap": ("low_cap_problem", "record.weight_cap_tokens < least", 144),
     "credited tokens": ("_numbers_problem", "entry.credited_tokens != tokens", 16),
     "strangers in the roster": ("_roster_problem", "stranger is not None", 0),
     "contributors in the roster": ("_roster_problem", "dropped is not None", 26),
@@ -63,7 +65,9 @@ def leave_out(patch: pytest.MonkeyPatch, function: str, condition: str) -> None:
     changed = compile(source.replace(condition, f"False and {condition}"), function, "exec")
     exec(changed, namespace)  # noqa: S102 - our own source, one condition changed
     broken = namespace[function]
-    patch.setattr(record_rules, function, broken)
+    for module in (record_rules, attempt, voting):
+        if hasattr(module, function):
+            patch.setattr(module, function, broken)
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)

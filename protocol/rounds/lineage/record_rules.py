@@ -280,9 +280,9 @@ def low_cap_problem(parent: ChainLink, record: CommitRecord, members: Collection
             was proposed, by as few tokens as it may have had; a peer of which only the leader tells did not.
     """
     least = _least_cap(parent, record, members)
-    if record.weight_cap_tokens >= least:
-        return ""
-    return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
+    if record.weight_cap_tokens < least:
+        return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return ""
 
 
 def _least_cap(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> int:
