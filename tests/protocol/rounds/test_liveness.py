@@ -220,7 +220,7 @@ def test_a_tick_that_is_only_a_little_late_is_no_sleep() -> None:
 def test_a_process_that_handles_messages_and_is_late_with_its_tick_did_not_sleep(
     silent_s: float, is_sleep: bool, is_tick: bool
 ) -> None:
-    """What counts is the time since its last step, not since the tick was due."""
+    """The time since its last step counts, not the time since the tick was due."""
     table = Table(3)
     acquaint(table)
     seat = table.live()[0]
