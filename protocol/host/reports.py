@@ -15,10 +15,13 @@ from typing import Final
 
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
+from protocol.identity.envelope import OVERHEAD_BYTES
 from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, values_by_name
+from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
+from protocol.rounds.messages.claim import MAX_CLAIM_BYTES
 from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
@@ -34,7 +37,8 @@ REPORT_DIGEST_BYTES: Final = 8
 MAX_DOUBLE_VOTES: Final = 8
 """Proofs of double votes in one report."""
 
-MAX_ACK_BYTES: Final = 1024
+MAX_SIGNED_BYTES: Final = max(MAX_VOTE_BYTES, OVERHEAD_BYTES + MAX_CLAIM_BYTES)
+"""One half of such a proof: an ack or a claim in its envelope."""
 
 HELPING: Final = "helping"
 """The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
@@ -116,7 +120,7 @@ class AckPair:
 
     def __post_init__(self) -> None:
         longest = max(len(self.one), len(self.other))
-        require(longest <= MAX_ACK_BYTES, f"an ack of {longest} bytes", f"at most {MAX_ACK_BYTES}")
+        require(longest <= MAX_SIGNED_BYTES, f"an ack or claim of {longest} bytes", f"at most {MAX_SIGNED_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
