@@ -9,7 +9,7 @@ Rules: R23 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -29,6 +29,7 @@ from protocol.rounds.lineage.lineage import (
     TreeNode,
     best_head,
     best_stood_on,
+    is_outvoted,
     tree_of,
 )
 from protocol.rounds.messages.record import CommitRecord
@@ -41,6 +42,11 @@ MAX_ON_BASE: Final = 16
 """Most commits that are recorded on one base: of lone commits per member, and of commits with a quorum. Honest members make one
 commit with a quorum. They make a second lone one only where every holder of the last certificate died. Without a bound, one
 admitted member could fill the ledger with commits that only it signs.
+"""
+
+MAX_BESIDE: Final = 1024
+"""Commits beside the followed lineage, from which on no more are recorded of a lone lineage that is not followed. Its voters alone
+could sign more without end.
 """
 
 _NO_HEADS: Final = PeerHeads()
@@ -60,7 +66,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A commit that exceeds the limit on its base and was not verified: the member that would have made it, and the reason."""
+    """A commit that exceeds a limit and was not verified: the members that are to blame for it, and the limit in words."""
 
     members: tuple[PeerId, ...]
     found: str
@@ -96,6 +102,9 @@ class _Links:
         self._decoded = {genesis.commit: genesis}
         self._raw: dict[CommitId, CommitRow] = {}
         self._children: dict[CommitId, tuple[CommitId, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._decoded) + len(self._raw)
 
     def __contains__(self, commit: CommitId) -> bool:
         return commit in self._decoded or commit in self._raw
@@ -142,6 +151,21 @@ class _Links:
         if link is not None:
             return link.index, link.parent
         return None if row is None else (row.index, row.parent)
+
+
+class _Followed:
+    """The commits of the followed lineage, each with its child there."""
+
+    def __init__(self, head: CommitId, behind: Callable[[CommitId], Iterator[tuple[CommitId, int]]]) -> None:
+        lineage = [commit for commit, _ in behind(head)]
+        self._children: dict[CommitId, CommitId | None] = dict(zip(lineage, [None, *lineage[:-1]], strict=True))
+
+    def __contains__(self, commit: CommitId) -> bool:
+        return commit in self._children
+
+    def child(self, commit: CommitId) -> CommitId | None:
+        """The followed commit after this one; None for the head."""
+        return self._children[commit]
 
 
 def _forked(links: _Links, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
@@ -230,7 +254,7 @@ class ChainLog:
 
     def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
         """Check certificates in order, without adding them. Safe to run in a thread while nothing else is added. Certificates
-        without a known parent are set aside, and so are those that exceed MAX_ON_BASE.
+        without a known parent are set aside, and so are those that exceed MAX_ON_BASE or MAX_BESIDE.
 
         Args:
             head, index: the head that the sending peer reports, and its round.
@@ -243,6 +267,8 @@ class ChainLog:
         refused: list[Refused] = []
         last_index: int | None = None
         orphan_index: int | None = None
+        is_full = len(self._links) - 1 - self._head.index >= MAX_BESIDE
+        followed = _Followed(self._head.commit, self.behind) if is_full else None
         for raw in certificates:
             certificate = decode_certificate(raw)
             record = decode_record(certificate.record)
@@ -251,7 +277,10 @@ class ChainLog:
                 orphan_index = record.index if orphan_index is None else orphan_index
                 continue
             known = self._links.get(commit_id(parent.commit, certificate.record))
-            if known is None and (too_many := self._too_many(record, [item.link for item in new])) is not None:
+            too_many = self._too_many(record, [item.link for item in new]) if known is None else None
+            if known is None and too_many is None and followed is not None:
+                too_many = self._beside_too_many(record, parent, fresh, followed)
+            if too_many is not None:
                 refused.append(too_many)
                 continue
             link = known or verify_certificate(certificate, parent, verifier=self._verifier, run_id=self._run_id)
@@ -280,6 +309,22 @@ class ChainLog:
                 found = f"{number} commits of {short(member)} without a quorum on base {short(record.parent)}"
                 return Refused(record.roster, found)
         return None
+
+    def _beside_too_many(
+        self, record: CommitRecord, parent: ChainLink, fresh: Mapping[CommitId, ChainLink], followed: _Followed
+    ) -> Refused | None:
+        """Why no commit of this lineage is recorded any more, beside as many others; None if it is."""
+        first: ChainLink | None = None
+        fork: ChainLink | None = parent
+        while fork is not None and fork.commit not in followed:
+            first = fork
+            fork = (fresh.get(fork.parent) or self._links.get(fork.parent)) if fork.parent is not None else None
+        if fork is None or first is None:
+            return None  # MAX_ON_BASE bounds those on the followed lineage itself
+        ours = followed.child(fork.commit)
+        link = self._links.get(ours) if ours is not None else None
+        is_lone = is_outvoted(fork, first, link) if link is not None else first.commit in self._refused
+        return Refused((), f"{MAX_BESIDE} commits beside the followed lineage") if is_lone else None
 
     def _want_behind(self, orphan_index: int | None, head: CommitId, index: int) -> int:
         """The index to request when no certificate leads to an unknown head. First ask for what follows our own head. If the peer
