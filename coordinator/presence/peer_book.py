@@ -79,7 +79,9 @@ class PeerBook:
 
     def forget(self, now_s: float) -> None:
         """Drop peers that are long gone. Call about once a second."""
-        for peer in [peer for peer, entry in self._entries.items() if now_s - entry.seen_s > FORGET_S]:
+        for peer in [
+            peer for peer, entry in self._entries.items() if now_s - entry.seen_s > max(FORGET_S, entry.patience_s)
+        ]:
             del self._entries[peer]
             self._drop(peer)
 

@@ -57,15 +57,19 @@ def heard(
     return PeerEntry(report, now_s, since_s, patience_s, like)
 
 
-def helping(before: Mapping[PeerId, float], peer: PeerId, report: PeerReport, now_s: float) -> dict[PeerId, float]:
-    """The helpers that peers can connect to, with the time of their newest reports, after a report of a peer that is no member."""
-    kept = {helper: seen_s for helper, seen_s in before.items() if helper != peer and now_s - seen_s <= LIVE_S}
-    return {**kept, peer: now_s} if report.state == HELPING and not report.is_outbound_only else kept
+def helping(
+    before: Mapping[PeerId, float], peer: PeerId, report: PeerReport, now_s: float, patience_s: float = LIVE_S
+) -> dict[PeerId, float]:
+    """The helpers that peers can connect to, with the time until which each counts as live, after a report of a peer that is no
+    member. `patience_s`: how long it may take until its next report.
+    """
+    kept = {helper: until_s for helper, until_s in before.items() if helper != peer and now_s <= until_s}
+    return {**kept, peer: now_s + patience_s} if report.state == HELPING and not report.is_outbound_only else kept
 
 
-def num_live(helpers_s: Mapping[PeerId, float], now_s: float) -> int:
-    """How many of these reported recently."""
-    return sum(now_s - seen_s <= LIVE_S for seen_s in helpers_s.values())
+def num_live(helpers_until_s: Mapping[PeerId, float], now_s: float) -> int:
+    """How many of these count as live still."""
+    return sum(now_s <= until_s for until_s in helpers_until_s.values())
 
 
 def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:

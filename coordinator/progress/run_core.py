@@ -12,6 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from protocol.host.calls import RunNews
 from protocol.host.report_pace import MISSED_REPORTS
 from protocol.ids import CommitId, PeerId
 from protocol.tables import several
@@ -172,7 +173,7 @@ def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tup
 def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ...], str]:
     if state.total_tokens < rules.target_tokens:
         return state, (), f"{state.total_tokens:,} of {rules.target_tokens:,} tokens are committed"
-    reason = f"the target of {rules.target_tokens} tokens is reached"
+    reason = f"the target of {rules.target_tokens:,} tokens is reached"
     return replace(state, phase=Phase.FINISHED), (AnnounceFinished(),), reason
 
 
@@ -206,6 +207,15 @@ def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple
 def is_here(row: Mapping[str, object]) -> bool:
     """Whether a peer takes part in the run now. `row`: as /api/status has it."""
     return row.get("state") not in ("left", "silent") and row.get("is_banned") is not True
+
+
+def is_same_news(one: RunNews, other: RunNews) -> bool:
+    """Whether two events of the watch tell the same, apart from the reason and the tokens."""
+    return (one.phase, one.head, one.is_final_checkpoint_written) == (
+        other.phase,
+        other.head,
+        other.is_final_checkpoint_written,
+    )
 
 
 def why_waiting(states_here: Collection[str], num_known: int) -> str:

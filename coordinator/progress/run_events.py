@@ -75,12 +75,12 @@ class EventBook:
         self._states = {row.peer: row.state for row in memory.heard}
 
     def note(
-        self, picture: RunPicture, now_s: float, unix_s: int, helpers_s: Mapping[PeerId, float] = _NOBODY
+        self, picture: RunPicture, now_s: float, unix_s: int, helpers_until_s: Mapping[PeerId, float] = _NOBODY
     ) -> Sequence[RunEvent]:
-        """Take a snapshot of the run, and when its helpers last reported. Returns what happened since the one before. `now_s` is
-        monotonic like the times in `picture`.
+        """Take a snapshot of the run, and until when its helpers count as live. Returns what happened since the one before. `now_s`
+        is monotonic like the times in `picture`.
         """
-        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_s, now_s), now_s)
+        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_until_s, now_s), now_s)
         self._began_s = now_s if self._before is None else self._began_s
         heard = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
         states = {**self._states, **heard}
@@ -147,8 +147,10 @@ def _first(picture: RunPicture) -> Iterator[_NewEvent]:
 
 
 def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
-    if after.state.phase is not before.state.phase:
-        yield _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
+    is_new_phase, is_over = after.state.phase is not before.state.phase, after.state.phase is Phase.FINISHED
+    phase = _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
+    if is_new_phase and not is_over:
+        yield phase
     if after.restarted and not before.restarted:
         yield _NewEvent("run", f"the host {after.restarted}")
     known = {timed.row.commit for timed in before.rounds}
@@ -156,6 +158,8 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
     for timed in after.rounds:
         if timed.row.commit not in known and (timed.row.index > newest or before.rounds):
             yield _round(timed)
+    if is_new_phase and is_over:  # its last round comes first
+        yield phase
     if after.num_forks > before.num_forks:
         yield _NewEvent(
             "trouble", "the run goes on in two branches until they meet: some peers cannot reach the others"

@@ -5,7 +5,7 @@ No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -445,7 +445,7 @@ def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apar
         "away": [away_json(peer, counted[peer], past, now_s, is_banned=peer in picture.banned) for peer in away],
         "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in rounds],
         "speeds": [list(point) for point in speeds(_points(picture.rounds))],
-        "names": names_in(rounds, [*picture.peers, *away] if len(picture.peers) <= PEERS_A_PAGE else away),
+        "names": names_in(rounds, [*away, *_mentioned(picture, now_s)]),
         "heldout": _curve(picture.loss_points, "heldout"),
         "heldout_experts": {
             unit.unit: _curve(picture.loss_points, expert_kind(expert)) for expert, unit in enumerate(picture.units)
@@ -458,6 +458,16 @@ def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apar
             "pairs_nats_per_byte": picture.yardsticks.pairs_nats_per_byte,
         },
     }
+
+
+def _mentioned(picture: RunPicture, now_s: float) -> Iterator[PeerId]:
+    """The peers of the first page, and those that units and lanes name."""
+    yield from _first_peers(picture, picture.peers.keys() & set(live_peers(picture.peers, now_s)))
+    for unit in picture.units:
+        yield from unit.holders[:MAX_HOLDERS]
+    for lane in lanes_and_stages(picture, now_s).lanes[:MAX_LANES]:
+        for members in lane.members:
+            yield from members
 
 
 def names_in(rounds: Iterable[TimedRound], others: Iterable[PeerId] = ()) -> dict[str, str]:

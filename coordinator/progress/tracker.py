@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from coordinator.energy.run_energy import MOST_PEERS, RunEnergy
 from coordinator.ledger.convictions import Convictions
 from coordinator.ledger.ledger import (
     COUNTED_COMMITS,
@@ -96,6 +97,7 @@ class RunTracker:
         self._reason, self._start_record = "the host has just started", b""
         self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
+        self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
         self._rounds = SeenRounds()
         self._seen_unix_s: dict[CommitId, int] = {}
         self._curves = LossCurves(run.heldout_shares)
@@ -179,9 +181,11 @@ class RunTracker:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             if not is_member(report, is_known=peer in self.peers):
-                self.helpers = helping(self.helpers, peer, report, self._clock.monotonic_s())
+                now_s = self._clock.monotonic_s()
+                self.helpers = helping(self.helpers, peer, report, now_s, self.book.patience_s(now_s))
                 return self._reply(peer, report, want)
             self.book.hear(peer, report, self._clock.monotonic_s(), like)
+            self.energy.heard(peer, report.counts.energy)
             self._units.heard(peer, report)
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
@@ -265,7 +269,7 @@ class RunTracker:
     async def wait_news(self, known: RunNews | None, *, at_most_s: float) -> RunNews:
         """The news as soon as they differ from `known`, apart from the reason, or the current ones after `at_most_s` seconds."""
         with trio.move_on_after(at_most_s):
-            while known is not None and _is_same_news(known, self.news()):
+            while known is not None and run_core.is_same_news(known, self.news()):
                 await self._changed.wait()
         return self.news()
 
@@ -483,7 +487,3 @@ class RunTracker:
             for link in chain.lineage(_SHOWN_ROUNDS)
         )
         await self._step(run_core.CommitVerified(head.commit, head.index, head.total_tokens))
-
-
-def _is_same_news(a: RunNews, b: RunNews) -> bool:
-    return (a.phase, a.head, a.is_final_checkpoint_written) == (b.phase, b.head, b.is_final_checkpoint_written)

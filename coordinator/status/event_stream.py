@@ -17,6 +17,9 @@ from averaging.host.web_files import SAFE_HEADERS
 SEND_WITHIN_S: Final = 30.0
 """A reader that takes no event for so long has gone without a word, and gives its place to another."""
 
+STILL_HERE: Final = b": still here\n\n"
+"""A comment, which readers ignore. It is sent while nothing changes, since only a write shows that a reader has gone."""
+
 MEDIA_TYPE: Final = "text/event-stream"
 
 
@@ -29,7 +32,7 @@ class EventStream(Response):
     """A response that goes on until its reader leaves or its events end."""
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
-        super().__init__(media_type=MEDIA_TYPE, headers=SAFE_HEADERS)
+        super().__init__(media_type=MEDIA_TYPE, headers={**SAFE_HEADERS, "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
 

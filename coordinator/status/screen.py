@@ -106,7 +106,7 @@ def _beside_round(view: HostView) -> str:
     told = ", ".join(f"{name} {bits(nats)}" for name, nats in view.losses)
     losses = [f"{told} bits per byte"] if told else []
     share = done_percent(_number(status, "total_tokens"), _number(status, "target_total_tokens"))
-    left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") is not None else []
+    left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") else []
     return "; " + ", ".join([*losses, f"{share} of the run", *left])
 
 

@@ -7,6 +7,7 @@ host's machine.
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import PEERS_A_PAGE, Json, now_json, public_json, status_json
 from coordinator.scores.score_core import curve_json, num_scores
-from coordinator.status.event_stream import EventStream, event_of
+from coordinator.status.event_stream import STILL_HERE, EventStream, event_of
 from coordinator.status.metrics import Moment, render_metrics
 from coordinator.status.model_downloads import ModelDownloads
 from coordinator.status.row_pages import ORDERS, PeerQuery, page_number, peer_page, round_page
@@ -44,6 +45,7 @@ PAGE_FILES: Final[Mapping[str, str]] = {
 }
 
 LOOK_EVERY_S: Final = 1.0
+STILL_HERE_EVERY_S: Final = 15.0
 """How often a stream sends changes, in seconds: people read no faster."""
 
 MAX_STREAMS: Final = 100
@@ -132,6 +134,7 @@ class _Pages:
         own: Json = {
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
+            "energy": moment.energy.json(),
             "gives_model": self.is_public and self.source.downloads is not None,
         }
         push = moment.push.as_json(moment.now_s) if moment.push is not None else None
@@ -195,12 +198,12 @@ class _Pages:
     async def _changes(self) -> AsyncGenerator[bytes]:
         self.streams.number += 1
         try:
-            sent = b""
+            sent, sent_at_s = b"", -math.inf
             while True:
-                message = self.kept_now.newest(self._now)
-                if message != sent:
-                    sent = message
-                    yield message
+                message, now_s = self.kept_now.newest(self._now), trio.current_time()
+                if message != sent or now_s - sent_at_s >= STILL_HERE_EVERY_S:
+                    yield STILL_HERE if message == sent else message
+                    sent, sent_at_s = message, now_s
                 await trio.sleep(LOOK_EVERY_S)
         finally:
             self.streams.number -= 1

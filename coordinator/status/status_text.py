@@ -128,6 +128,19 @@ def _sources_line(rows: Sequence[Mapping[str, object]]) -> str:
     return f"text read: {', '.join(shares) or 'none yet'}"
 
 
+def _energy_line(energy: Mapping[object, object]) -> str:
+    """The energy of the peers that have a meter, with the carbon of what is known."""
+    row = {str(name): value for name, value in energy.items()}
+    parts = [f"{_number(row, 'kwh'):.3g} kWh by {several(_number(row, 'num_peers'), 'peer')} with a meter"]
+    if row.get("joules_per_token") is not None:
+        parts.append(f"{_number(row, 'joules_per_token'):.3g} J a token")
+    if row.get("carbon_kg") is not None:
+        share = _number(row, "carbon_share")
+        of_it = f" for {share:.0%} of it" if share < 1.0 else ""
+        parts.append(f"{_number(row, 'carbon_kg'):.3g} kg of CO2{of_it}")
+    return f"energy: {', '.join(parts)}"
+
+
 def _bytes_line(units: Mapping[object, object]) -> str:
     """Bytes that the peers moved for each unit since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
@@ -226,15 +239,14 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     ]
     if status.get("restarted"):
         lines.append(f"the host {status['restarted']}")
+    names = {row.get("peer"): row.get("name") for row in peers}
     if rounds:
-        lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
+        lines.append(_round_line(rounds[-1], names))
     if units := rows_of(status.get("units")):
-        names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)
     lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
-    lane_names = {row.get("peer"): row.get("name") for row in peers}
     lanes = rows_of(status.get("lanes"))
-    lines.extend(_lane_line(row, lane_names) for row in lanes)
+    lines.extend(_lane_line(row, names) for row in lanes)
     if (more := int(_number(status, "num_lanes")) - len(lanes)) > 0:
         lines.append(f"and {several(more, 'more lane')}")
     lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])
@@ -242,6 +254,8 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.append(_sources_line(sources))
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
+    if isinstance(energy := status.get("energy"), dict) and energy:
+        lines.append(_energy_line(energy))
     lines.extend(_task_line(task) for task in rows_of(status.get("tasks")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")

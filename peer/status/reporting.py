@@ -28,7 +28,11 @@ from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.report_delta import report_digest, shortened
 from protocol.host.report_pace import again_in_s, turn_s
 from protocol.host.reports import (
+    MAX_CERTIFICATES,
+    MAX_JOULES,
+    EnergySpent,
     HeldoutResult,
+    OwnCounts,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -97,7 +101,7 @@ def make_report(
     if sources.follower is not None and sources.service is not None:
         beside = (sources.service, *beside)
     if service is not None:
-        certificates = cut_certificates((*service.chain.certificates[max(0, want_from_index - 1) :], *asides))
+        certificates = cut_certificates((*service.chain.line.since(want_from_index, MAX_CERTIFICATES), *asides))
     return PeerReport(
         state=status.state,
         reason=status.reason[:200],
@@ -129,8 +133,14 @@ def make_report(
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
         could_tokens_per_s=status.could_tokens_per_s,
-        source_tokens=status.source_tokens,
+        counts=OwnCounts(status.source_tokens, _energy(status)),
     )
+
+
+def _energy(status: PeerStatus) -> EnergySpent | None:
+    if status.energy_joules is None:
+        return None
+    return EnergySpent(min(status.energy_joules, MAX_JOULES), max(0, status.tokens_trained), status.grid_g_per_kwh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +370,7 @@ class Reporter:
 
     def _num_commits(self) -> int:
         service = self._sources.of_spine
-        return len(service.chain.certificates) if service is not None else 0
+        return service.chain.head.index if service is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

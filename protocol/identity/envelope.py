@@ -138,6 +138,16 @@ def seal_of(envelope: bytes) -> bytes:
     return Seal(version, sequence, expires_unix_ms, envelope[-SIGNATURE_BYTES:]).packed()
 
 
+def taken_apart(envelope: bytes) -> tuple[bytes, bytes, bytes]:
+    """The sender's public key, the payload and the packed `Seal` of an envelope, unchecked: `enveloped` puts them together again.
+
+    Raises:
+        RemoteProtocolError: the bytes are too short to be an envelope.
+    """
+    packed = seal_of(envelope)
+    return _HEADER.unpack_from(envelope)[3], envelope[_HEADER.size : -SIGNATURE_BYTES], packed
+
+
 def enveloped(packed: bytes, *, domain: str, run_id: bytes, public_key: bytes, payload: bytes) -> bytes:
     """The envelope that this seal and this payload make; `open_envelope` judges it.
 

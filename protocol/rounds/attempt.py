@@ -16,10 +16,10 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds.expulsion import convict
 from protocol.rounds.lineage.chain import is_evidence, link_after
+from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
-from protocol.rounds.lineage.turns import behind
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
     Ack,
@@ -171,10 +171,12 @@ def _settle(
         until_first += ready_tokens(state, now_s) - offered
     whole = _next_target(state, offered, len(alive), now_s)
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
-    turns = turns_of_base(config.outer, behind(state.tree, state.link.commit))
+    turns = turns_of_base(config.outer, state.tree.behind(state.link.commit))
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link, turns)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
-    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(state.link, record)
+    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(
+        state.link, record, {member.peer for member in proposal.members}
+    )
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
@@ -414,23 +416,24 @@ def certify(state: RoundState) -> RoundStep:
         )
     # Sent to ourselves as to anybody else: one path applies commits.
     committed = Committed(state.config.unit, certificate)
-    reason = f"round {state.link.index + 1} has {len(certificate.acks)} votes"
+    reason = f"round {state.link.index + 1} has {certificate.num_acks} votes"
     return RoundStep(state, (Send((state.config.me.peer,), committed, reason),), reason)
 
 
 def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate | None:
-    link = link_after(state.link, settle.record)
+    link, run_id = link_after(state.link, settle.record), state.config.run_id
     if link.is_lone:
         if set(link.roster) - led.acks.keys():
             return None
-        return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(link.roster)))
+        return compacted(Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(link.roster))), run_id)
     voters = electorate(state.link.roster, led.ballot, state.open.departures)
-    if not is_quorum(state.config.run_id, voters, led.acks.keys()):
+    if not is_quorum(run_id, voters, led.acks.keys()):
         return None
     # a goodbye that promised a higher ballot leaves its voter in the electorate; the record may have dropped it all the same
     gone = [peer for peer in state.open.leaves if peer not in voters or peer not in link.roster]
     leaves = tuple(state.open.leaves[peer].raw for peer in sorted(gone))
-    return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks), leaves)
+    acks = tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks)
+    return compacted(Certificate(settle.record, acks, leaves), run_id)
 
 
 def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> RoundStep:

@@ -201,8 +201,7 @@ def _is_lone_beside(state: RoundState, commit: CommitId, now_s: float) -> bool:
 
 def _are_with_spine(spine: SpineView, nodes: Sequence[TreeNode]) -> bool:
     """Whether these commits of another unit were made with the spine that we follow."""
-    records = (node.link.record for node in nodes)
-    return all(record is not None and spine.standing(record.spine) is Standing.FOLLOWED for record in records)
+    return all(spine.standing(node.link.spine) is Standing.FOLLOWED for node in nodes)
 
 
 def consider(state: RoundState, source: PeerId | None, now_s: float) -> RoundStep:
@@ -291,7 +290,7 @@ def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) 
     link = path[-1].link
     state = replace(state, switching=Switching(fork, target))
     what = f"we are {len(path)} commits behind" if fork == state.link.commit else "another lineage is preferred to ours"
-    reason = f"{what}: fetching {short(target)} with {link.total_tokens} tokens"
+    reason = f"{what}: fetching {short(target)} with {link.total_tokens:,} tokens"
     return RoundStep(state, (PrepareSwitch(fork, path, _holders(state, link, source), reason),), reason)
 
 
@@ -376,7 +375,7 @@ def switched(state: RoundState, event: Switched, now_s: float) -> RoundStep:
         _at(state, event.link, event.open_round, now_s), state_commit=event.link.commit, state_root=event.state_root
     )
     considered = consider(state, None, now_s)
-    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens} tokens"
+    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens:,} tokens"
     return RoundStep(considered.state, considered.actions, considered.reason or lineage)
 
 
@@ -397,7 +396,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
     )
     counted = len(record.contributors) if record is not None else 0
     alone = " without a quorum" if event.link.is_lone else ""
-    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens} tokens in all"
+    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens:,} tokens in all"
     actions: list[Action] = [EndExchange(old.commit, "committed")]
     if to_notify:
         actions.append(Send(to_notify, Committed(state.config.unit, event.certificate), reason))

@@ -113,7 +113,7 @@ def _until_due(state: RoundState) -> str:
     if state.run_tokens >= state.config.total_tokens:
         return f"the run is over: all {state.config.total_tokens:,} tokens are committed"
     return (
-        f"training: round {state.link.index + 1} is opened at {due_at_tokens(state)} ready tokens, "
+        f"training: round {state.link.index + 1} is opened at {due_at_tokens(state):,} ready tokens, "
         f"or {due_within_s(state):g} s after the last one"
     )
 

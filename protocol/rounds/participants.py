@@ -13,7 +13,7 @@ from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId
-from protocol.rounds.lineage.turns import behind, by_turn, last_counted
+from protocol.rounds.lineage.turns import by_turn, last_counted
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
 from protocol.rounds.messages.record import CommitRecord, OmissionCode
 from protocol.rounds.messages.wire import decode_record
@@ -295,7 +295,7 @@ def _cohort(state: RoundState, others: tuple[PeerView, ...]) -> tuple[PeerView, 
     if len(others) <= room:
         return others
     ready = {view.peer: ready_at(view) for view in others}
-    counted = last_counted(behind(state.tree, state.link.commit))
+    counted = last_counted(state.tree.behind(state.link.commit))
     chosen = frozenset(by_turn(ready, counted, state.link.index, room)[:room])
     return tuple(view for view in others if view.peer in chosen)
 

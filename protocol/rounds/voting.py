@@ -21,7 +21,7 @@ from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLog
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
-from protocol.rounds.lineage.turns import TURNS, behind, left_out
+from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
     Ack,
@@ -140,7 +140,7 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return "no vote on this base: this disk does not know what its peer voted before"
     config, codecs = state.config, both_codecs(record.codec, record.result_codec)
     expected_codecs = both_codecs(config.codec, config.result_codec)
-    lineage = behind(state.tree, state.link.commit)
+    lineage = state.tree.behind(state.link.commit)
     outer = allowed_outer(record.outer, config.outer, config.momentum_from_tokens, lineage)
     if record.outer != outer or codecs != expected_codecs:
         found = f"refused a record with outer step {record.outer} and {codecs}"
@@ -180,7 +180,9 @@ def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: M
     """Why the record breaks a rule that everybody can check, now or years later."""
     config, record = state.config, link.record
     if record is None or record.rules < SIGNED:
-        return "it has no signatures of those whom it counts; its leader runs an older release"
+        return (
+            "it has no signatures of those whom it counts; its leader runs an older release and should update Potluck"
+        )
     problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), leaves)
     return problem or ("" if link.is_lone else promise_problem(state, settle))
 
@@ -197,12 +199,11 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
-    low = low_cap_problem(state.link, record)
-    if low:
+    if low := low_cap_problem(state.link, record, {*state.link.roster, *state.peers}):
         return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more
-    if out := left_out(record, leaves):
+    if out := left_out((entry.peer for entry in record.contributors), record.roster, leaves):
         return f"it leaves {short(out[0])} out of the voters, which contributed, and has room for more"
     dropped = (peer for peer in state.link.roster if peer not in record.roster)
     alive = [peer for peer in dropped if takes_part(state, proposal, peer, leaves.get(peer), now_s)]

@@ -13,9 +13,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.grids import known_grid
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, RunId, UnitName
@@ -101,6 +109,11 @@ class RunSection(Section):
     stage of [pipeline].
     """
 
+    grid: Annotated[str, Field(max_length=16), AfterValidator(known_grid)] = ""
+    """Grid whose carbon counts for peers that name none: a country's two letters, "eu", "world", or grams of CO2 a kilowatt-hour. None
+    if not given.
+    """
+
     @property
     def most_peers(self) -> int:
         """Most peers that the run takes at a time."""
@@ -151,7 +164,7 @@ class RunConfig(Section):
             )
         if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
             raise ValueError(problem)
-        if problem := tasks_problem(self.evaluate, self.run.shards):
+        if problem := tasks_problem(self.evaluate, self.run.shards, has_chats=self.data.has_chats):
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)

@@ -32,7 +32,7 @@ from averaging.rounds.traffic.contribution import DeltaEncoder, EncodedContribut
 from averaging.rounds.traffic.partial_results import HalfResults
 from averaging.rounds.traffic.result_ref import NamedResult
 from averaging.rounds.traffic.spans import spanned
-from averaging.state.unit_log import LoggedContribution
+from averaging.state.log_entries import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
@@ -338,10 +338,11 @@ class ExchangeDriver:
         """
         chain = self._chain
         is_made_ahead = not chain.held.steps_in_place and chain.state.head == self._base
-        state = chain.state if is_made_ahead else None
+        if not is_made_ahead:
+            return await chain.updates.examine(None, self._config.outer, first_chunk, encoded)
         turns = turns_of_base(self._config.outer, reversed(chain.links))
         outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, chain.head, turns)
-        return await self._chain.updates.examine(state, outer, first_chunk, encoded)
+        return await chain.updates.examine(chain.state, outer, first_chunk, encoded)
 
     async def _holds_result(self, named: NamedResult) -> bool:
         if self.until_fetched is not None:

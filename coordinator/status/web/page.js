@@ -90,6 +90,13 @@ function cards() {
     ["since the last round", round ? span(Date.now() / 1000 - round.unix_s) : "not yet"]];
   for (const s of now.sources || [])
     facts.push([`of the text read is ${s.name}`, s.share == null ? "none yet" : (100 * s.share).toFixed(0) + "%"]);
+  const spent = now.energy || {};
+  if (spent.num_peers) {
+    facts.push([`kWh by ${several(spent.num_peers, "peer")} with a meter`, spent.kwh.toPrecision(3)]);
+    if (spent.joules_per_token != null) facts.push(["joules a token", spent.joules_per_token.toPrecision(3)]);
+    if (spent.carbon_kg != null)
+      facts.push(["kg of CO2" + (spent.carbon_share < 1 ? `, for ${(100 * spent.carbon_share).toFixed(0)}% of it` : ""), spent.carbon_kg.toPrecision(3)]);
+  }
   el("cards").replaceChildren(...facts.map(([name, value]) => {
     const card = make("div", null, "card");
     card.append(make("b", value), make("span", name));
@@ -163,12 +170,12 @@ function table(id, heads, rows) {
 const ORDERS = { name: (a, b) => a.name.localeCompare(b.name), counted: (a, b) => b.tokens_counted - a.tokens_counted,
   speed: (a, b) => b.tokens_per_s - a.tokens_per_s };
 // All rows come with the status while they are few. Pages of more are asked for one by one, and not more often than PAGES_MS.
-let page = 0, asked = null, askedAt = 0, found = null;
+let page = 0, asked = null, askedAt = 0, typing = 0;
 const isPaged = () => now.num_peers > now.peers.length || now.num_away > (full.away || []).length;
 const searched = () => el("search").value.trim();
 function otherPeers() { page = 0; askedAt = 0; if (full) peers(); }
 el("order").onchange = otherPeers;
-el("search").oninput = otherPeers;
+el("search").oninput = () => { clearTimeout(typing); typing = setTimeout(otherPeers, 300); };
 el("back").onclick = () => { page -= 1; askedAt = 0; peers(); };
 el("next").onclick = () => { page += 1; askedAt = 0; peers(); };
 
@@ -180,7 +187,7 @@ async function askPeers() {
     const answer = await fetch(`api/peers?${query}`);
     if (asked !== query) return; // another one was asked for meanwhile
     if (answer.status === 400 && page) { page = 0; askedAt = 0; return; } // peers went, and the page with them
-    if (answer.ok) { found = await answer.json(); peerRows(found.peers); pages("back", "next", "peer-page", found, found.num_found, "peer"); }
+    if (answer.ok) { const found = await answer.json(); peerRows(found.peers); pages("back", "next", "peer-page", found, found.num_found, "peer"); }
   } catch (error) { /* the stream tells that the host is away */ }
 }
 
@@ -240,7 +247,7 @@ async function rounds() {
     return;
   }
   const answer = await fetch(`api/rounds?page=${roundPage}`).catch(() => null);
-  if (!answer || !answer.ok) { roundPage = 0; return; }
+  if (!answer || !answer.ok) { roundPage = 0; rounds(); return; }
   const at = await answer.json();
   if (at.page !== roundPage) return;
   timeline(at.rounds, { ...names(), ...at.names }, readRound);

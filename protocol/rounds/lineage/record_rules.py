@@ -271,14 +271,28 @@ def _most_cap(tokens: Sequence[int], target_tokens: int) -> int:
     return (LATE_FACTOR if len(tokens) >= MANY else 1) * weight_cap(tokens, target_tokens)
 
 
-def low_cap_problem(parent: ChainLink, record: CommitRecord) -> str:
+def low_cap_problem(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> str:
     """Why a weight cap is too low; empty where it is not. It would count everybody's work as next to nothing. Only voters ask, of new
     records: what was committed stands.
+
+    Args:
+        members: peers that took part, as far as they are known here. A member that the record leaves out whole lowered the cap when it
+            was proposed, by as few tokens as it may have had; a peer of which only the leader tells did not.
     """
-    least = weight_cap((entry.tokens for entry in record.contributors), parent.target_tokens) // LATE_FACTOR
-    if record.weight_cap_tokens >= least:
-        return ""
-    return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return _low_problem(record.weight_cap_tokens, _least_cap(parent, record, members))
+
+
+def _low_problem(cap_tokens: int, least: int) -> str:
+    if cap_tokens < least:
+        return f"a weight cap of {cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return ""
+
+
+def _least_cap(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> int:
+    left_out = {entry.peer for part in record.slices for entry in part.omitted}.intersection(members)
+    left_out.difference_update(entry.peer for entry in record.contributors)
+    tokens = [*(entry.tokens for entry in record.contributors), *[1] * len(left_out)]
+    return weight_cap(tokens, parent.target_tokens) // LATE_FACTOR
 
 
 def most_credited(parent: ChainLink) -> int:
@@ -361,8 +375,9 @@ def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[Pe
     if stranger is not None:
         return f"{short(stranger)} is to vote next, but neither voted before nor contributed"
     fewest = fewest_voters(parent, left)
-    if problem := turns_problem(parent, record, left, fewest):
-        return problem
+    unfair = turns_problem(parent, record, left, fewest)
+    if unfair:
+        return unfair
     if not record.lone and len(roster) < fewest:
         return f"the next roster has {len(roster)} voters of {len(parent.roster)} now; expected at least {fewest}"
     for peer, incarnation in zip(record.roster, record.incarnations, strict=True):

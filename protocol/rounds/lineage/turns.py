@@ -14,33 +14,25 @@ Rules: R3, R7, R20 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from protocol.ids import CommitId, PeerId, short
+from protocol.ids import PeerId, short
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import CommitTree
+from protocol.rounds.lineage.quorum import by_hash
 from protocol.rounds.messages.record import CommitRecord
 
 TURNS: Final = 2
 """Rules of a record that leaves contributors out of the next roster, and of all after it."""
 
 TURNS_WITHIN: Final = 256
-"""Commits behind the head in which a peer's last turn is looked for. With 64 members they are the turns of 16,384 peers."""
+"""Commits behind the head in which a peer's last turn is looked for. With 64 members they are the turns of 16,384 peers.
+They are fewer than NUM_WHOLE (lineage.py), so their links are whole.
+"""
 
 
 # --- who takes part -----------------------------------------------------------------------------------------------------------
-
-
-def behind(tree: CommitTree, commit: CommitId) -> Iterator[ChainLink]:
-    """A commit and its ancestors as far as the tree goes, newest first."""
-    node = tree.nodes.get(commit)
-    while node is not None:
-        yield node.link
-        parent = node.link.parent
-        node = None if parent is None else tree.nodes.get(parent)
 
 
 def last_counted(links: Iterable[ChainLink]) -> Mapping[PeerId, int]:
@@ -92,12 +84,12 @@ def rounds_a_turn(links: Iterable[ChainLink], divided_by: int) -> int:
 # --- who votes ----------------------------------------------------------------------------------------------------------------
 
 
-def drawn(parent: ChainLink, peers: Iterable[PeerId]) -> list[PeerId]:
+def drawn(parent: ChainLink, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Peers in the order in which they come to vote. The hash names the commit before the base: the base's own leader could try
     records until the order suits it.
     """
     prefix = b"voter" + (parent.parent or parent.commit)
-    return sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer))
+    return by_hash(prefix, peers)
 
 
 def roster_by_turns(
@@ -125,10 +117,9 @@ def roster_by_turns(
     return tuple(sorted(chosen))
 
 
-def left_out(record: CommitRecord, left: Collection[PeerId]) -> list[PeerId]:
-    """Contributors that do not vote next, though they did not say goodbye."""
-    roster = frozenset(record.roster)
-    return [entry.peer for entry in record.contributors if entry.peer not in roster and entry.peer not in left]
+def left_out(contributors: Iterable[PeerId], roster: Collection[PeerId], left: Collection[PeerId]) -> list[PeerId]:
+    """Contributors that do not vote next, though they did not say goodbye. `roster`: the voters of the next round."""
+    return [peer for peer in contributors if peer not in roster and peer not in left]
 
 
 def keeps_voters(parent: ChainLink, roster: Collection[PeerId], fewest: int) -> bool:
@@ -140,7 +131,8 @@ def turns_problem(parent: ChainLink, record: CommitRecord, left: Collection[Peer
     """Why contributors may not be left out of the next roster as they are; empty where they may. `left`, `fewest`: as in
     `roster_by_turns` and record_rules.py.
     """
-    out, roster, voters = left_out(record, left), frozenset(record.roster), frozenset(parent.roster)
+    roster, voters = frozenset(record.roster), frozenset(parent.roster)
+    out = left_out((entry.peer for entry in record.contributors), roster, left)
     if not out:
         needless = record.rules >= TURNS > parent.rules
         return f"rules {TURNS} for a record that leaves nobody out of the voters; expected fewer" if needless else ""
@@ -153,7 +145,7 @@ def turns_problem(parent: ChainLink, record: CommitRecord, left: Collection[Peer
     if not keeps_voters(parent, roster, fewest):
         return f"contributors take the votes of too many; expected at least {fewest} of {len(voters)} voters to stay"
     order = drawn(parent, (entry.peer for entry in record.contributors if entry.peer not in voters))
-    new = [peer for peer in order if peer in roster]
+    new = tuple(peer for peer in order if peer in roster)
     if new != order[: len(new)]:
         return f"{short(next(p for p in order if p not in roster))} was drawn as a voter and is left out"
     return ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import sha256
 
 from protocol.ids import PeerId
+from protocol.rounds.lineage.quorum import by_hash
 
 
 def asking_order(me: PeerId, peers: Iterable[PeerId], salt: bytes = b"") -> tuple[PeerId, ...]:
@@ -15,4 +15,4 @@ def asking_order(me: PeerId, peers: Iterable[PeerId], salt: bytes = b"") -> tupl
         salt: names the thing that is asked for, if one peer asks for many: each of them is then asked for in another order.
     """
     prefix = b"ask " + me.encode() + b" " + salt + b" "
-    return tuple(sorted(dict.fromkeys(peers), key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
+    return by_hash(prefix, frozenset(peers))

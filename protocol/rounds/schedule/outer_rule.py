@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -37,9 +37,8 @@ def outer_of_round(outer: OuterStep, momentum_from_tokens: int, base: ChainLink,
 
 def turns_of_base(outer: OuterStep, links: Iterable[ChainLink]) -> int:
     """Rounds between two turns of a peer in the round after a base. `links`: the base and its ancestors, newest first."""
-    newest = iter(links)
-    base = next(newest)
-    return rounds_a_turn(chain([base], newest), _divided_by(outer, base))
+    base, *earlier = islice(links, TURNS_WITHIN)
+    return rounds_a_turn([base, *earlier], _divided_by(outer, base))
 
 
 def _divided_by(outer: OuterStep, base: ChainLink) -> int:
@@ -61,5 +60,5 @@ def allowed_outer(
     base, *earlier = islice(links, TURNS_WITHIN)
     turns = turns_of_base(outer, [base, *earlier])
     others = range(-(-turns // WITHIN_FACTOR), WITHIN_FACTOR * turns + 1) if base.rules >= TURNS else ()
-    allowed = [outer_of_round(outer, momentum_from_tokens, base, number) for number in (turns, *others)]
-    return found if found in allowed else allowed[0]
+    allowed = (outer_of_round(outer, momentum_from_tokens, base, number) for number in (turns, *others))
+    return found if found in allowed else outer_of_round(outer, momentum_from_tokens, base, turns)

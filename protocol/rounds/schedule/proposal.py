@@ -136,37 +136,28 @@ def make_record(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
     )
     roster = voters.next_after(parent, contributors, is_lone=proposal.lone)
-    return _by_rules(
-        parent,
-        voters,
-        CommitRecord(
-            unit=proposal.unit,
-            parent=parent.commit,
-            index=parent.index + 1,
-            ballot=ballot,
-            slices=slices,
-            contributors=contributors,
-            codec=proposal.codec,
-            weight_cap_tokens=cap,
-            total_tokens=parent.total_tokens + sum(tokens),
-            outer=outer,
-            next_target_tokens=next_target_tokens,
-            roster=roster,
-            incarnations=_disks(parent, proposal, contributors, roster),
-            attested=attestation_of(attestations[entry.attests - 1] for entry in contributors),
-            lone=proposal.lone,
-            spine=proposal.spine,
-            result_codec=proposal.result_codec,
-            rules=SIGNED,
-            attestations=attestations,
-        ),
+    is_in_turns = bool(left_out((entry.peer for entry in contributors), roster, voters.gone))
+    return CommitRecord(
+        unit=proposal.unit,
+        parent=parent.commit,
+        index=parent.index + 1,
+        ballot=ballot,
+        slices=slices,
+        contributors=contributors,
+        codec=proposal.codec,
+        weight_cap_tokens=cap,
+        total_tokens=parent.total_tokens + sum(tokens),
+        outer=outer,
+        next_target_tokens=next_target_tokens,
+        roster=roster,
+        incarnations=_disks(parent, proposal, contributors, roster),
+        attested=attestation_of(attestations[entry.attests - 1] for entry in contributors),
+        lone=proposal.lone,
+        spine=proposal.spine,
+        result_codec=proposal.result_codec,
+        rules=max(parent.rules, TURNS if is_in_turns else SIGNED),
+        attestations=attestations,
     )
-
-
-def _by_rules(parent: ChainLink, voters: Voters, record: CommitRecord) -> CommitRecord:
-    """The record with the rules that it needs: those of its parent, and of turns once contributors do not vote next."""
-    is_in_turns = bool(left_out(record, voters.gone))
-    return replace(record, rules=max(parent.rules, TURNS if is_in_turns else SIGNED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,15 @@ def test_a_peer_that_is_long_gone_is_forgotten() -> None:
     assert book.entries.keys() == {B}
 
 
+def test_a_live_peer_of_a_very_large_run_is_not_forgotten_between_its_rare_reports() -> None:
+    book = PeerBook()
+    for number in range(70_000):
+        book.hear(PeerId(f"peer {number}"), report(), 0.0)
+    book.hear(A, report(), 1.0)
+    book.forget(FORGET_S + 2.0)
+    assert A in book.entries
+
+
 @pytest.mark.parametrize("num_peers", [10, 10_000])
 def test_a_report_looks_at_no_other_peer(num_peers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted by what is asked of other entries: none, at any number of peers."""

@@ -15,6 +15,7 @@ from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_view import (
     MAX_TEAMS,
+    PEERS_A_PAGE,
     RunPicture,
     TimedRound,
     Yardsticks,
@@ -24,7 +25,8 @@ from coordinator.progress.run_view import (
     root_by_majority,
     status_json,
 )
-from protocol.host.reports import PeerReport
+from coordinator.progress.unit_holders import UnitHolders
+from protocol.host.reports import OwnCounts, PeerReport
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -123,6 +125,14 @@ def test_status_names_every_member_also_those_that_this_host_has_not_heard_and_g
     assert status["speeds"] == [[2400, 1800 / 900]]
 
 
+def test_status_of_many_peers_names_those_that_hold_units_though_they_are_on_another_page() -> None:
+    peers = {PeerId(f"peer {number}"): PeerEntry(peer(), 90.0) for number in range(3 * PEERS_A_PAGE)}
+    last = max(peers, key=lambda each: peer_name(each))
+    status = status_json(replace(picture(), peers=peers, units=(UnitHolders(UnitName("expert-0"), (last,)),)), 100.0)
+    assert last not in {row["peer"] for row in status["peers"]}
+    assert status["names"][last] == peer_name(last)
+
+
 def test_rounds_that_came_at_once_after_an_outage_have_the_speed_of_the_time_in_which_they_were_made() -> None:
     seen = after_outage(Path("checkpoints"), 1_700_000_000)
     status = status_json(seen.picture, seen.now_s)
@@ -184,7 +194,7 @@ def test_a_peer_that_left_has_no_speed() -> None:
 
 def test_the_text_that_was_read_of_each_source_is_the_sum_of_what_peers_tell() -> None:
     told = {A: (30, 10), B: (50, 10), C: (7,)}  # the last one is of an older release, or lies
-    peers = {each: PeerEntry(replace(peer(), source_tokens=tokens), 95.0) for each, tokens in told.items()}
+    peers = {each: PeerEntry(replace(peer(), counts=OwnCounts(tokens)), 95.0) for each, tokens in told.items()}
     mixed = replace(picture(), peers=peers, source_names=("talk", "books"))
     assert now_json(mixed, 100.0)["sources"] == [
         {"name": "talk", "tokens": 87, "share": pytest.approx(87 / 107)},

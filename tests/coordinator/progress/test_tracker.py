@@ -22,7 +22,15 @@ from coordinator.progress.run_view import FETCHING_S, MISSED_AFTER_S, hidden_pee
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
 from protocol.host.report_pace import WAITING_EVERY_S
-from protocol.host.reports import HELPING, NO_START_NEWS, HeldoutResult, PeerReport, StartNews
+from protocol.host.reports import (
+    HELPING,
+    NO_START_NEWS,
+    EnergySpent,
+    HeldoutResult,
+    OwnCounts,
+    PeerReport,
+    StartNews,
+)
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
@@ -147,6 +155,17 @@ async def test_the_mean_loss_of_all_peers_is_made_only_when_the_head_moves(
         chain.commit()
         await host.tracker.report(PEERS[0].peer_id, _reported(chain, 1))
         assert len(made) == 1
+
+
+async def test_the_energy_of_peers_adds_up_with_the_carbon_of_the_runs_grid(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        for place, peer in enumerate(PEERS):
+            energy = EnergySpent(3.6e6, 100) if place else None
+            await host.tracker.report(peer.peer_id, replace(READY, counts=OwnCounts((), energy)))
+        sums = host.tracker.energy.sums()
+        assert (sums.num_peers, sums.kwh, sums.carbon_kg) == (len(PEERS) - 1, len(PEERS) - 1.0, None)
 
 
 async def test_a_helper_counts_as_no_member_and_its_goodbye_is_not_shown(

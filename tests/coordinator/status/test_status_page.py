@@ -163,6 +163,22 @@ async def test_a_stream_tells_the_run_at_once_and_again_when_it_has_changed(sour
     assert (first["last_event"], "rounds" in first) == (1, False)
 
 
+async def test_a_stream_in_which_nothing_changes_is_written_to_so_that_a_lost_reader_is_noticed(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.status.status_page.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("coordinator.status.status_page.STILL_HERE_EVERY_S", 0.0)
+    async with serving(source) as url:
+        with await trio.to_thread.run_sync(partial(urllib.request.urlopen, f"{url}/api/stream", timeout=60)) as stream:
+
+            def comment() -> bytes:
+                while (line := stream.readline()) and not line.startswith(b":"):
+                    pass
+                return bytes(line)
+
+            assert await trio.to_thread.run_sync(comment) == b": still here\n"
+
+
 async def test_all_streams_of_a_second_get_one_text(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Moment] = []
 

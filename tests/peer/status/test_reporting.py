@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors, Snapshot, TrainerProgress
+from averaging.rounds.lineage.past.followed_line import FollowedLine
 from averaging.rounds.lineage.round_reports import RoundCommitted, VoterConvicted
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
@@ -228,7 +229,7 @@ class _Rounds:
         kept = SimpleNamespace(refused="", num_refused=0, num_damaged=0)
         self.chain = SimpleNamespace(
             tools=SimpleNamespace(generations=kept, log=SimpleNamespace(bound_bytes=0)),
-            certificates=list(follows.certificates),
+            line=FollowedLine(followed, [decode_certificate(raw) for raw in follows.certificates]),
             links=followed,
             head=followed[-1],
             root=Root(bytes(32)),
@@ -790,7 +791,7 @@ async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_i
 
 async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:
     reporter, client, board = _reporter()
-    link = replace(_link(3), unit=UnitName("expert-1"), record=decode_record(_record_bytes()))
+    link = replace(_link(3), unit=UnitName("expert-1"), content=decode_record(_record_bytes()))
     for roster, within_s in (((ME, OTHER), REPORT_EVERY_S), ((ME,), CATCH_UP_EVERY_S)):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reporter.run)

@@ -13,7 +13,6 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, record_problem
 from protocol.rounds.lineage.turns import (
     TURNS,
-    behind,
     by_turn,
     drawn,
     keeps_voters,
@@ -106,6 +105,10 @@ def test_a_turn_is_as_long_as_most_contributors_waited_and_newcomers_waited_a_ro
     assert turns_of_base(OUTER, newest_first) == 3
 
 
+def _out_of(record: CommitRecord) -> list[PeerId]:
+    return left_out((entry.peer for entry in record.contributors), record.roster, ())
+
+
 def _link(parent: ChainLink, members: Sequence[Seat]) -> ChainLink:
     """A commit with these contributors, which leaves somebody out of the voters."""
     proposal = proposal_on(parent, members)
@@ -115,7 +118,7 @@ def _link(parent: ChainLink, members: Sequence[Seat]) -> ChainLink:
         parent,
         commit=type(parent.commit)(bytes([parent.index + 1]) * 32),
         index=parent.index + 1,
-        record=record,
+        content=record,
         rules=TURNS,
     )
 
@@ -161,7 +164,7 @@ def _crowded() -> tuple[Table, CommitRecord]:
 def test_a_record_that_leaves_contributors_out_of_the_voters_by_the_draw_breaks_no_rule() -> None:
     table, record = _crowded()
     assert record.rules == TURNS
-    assert len(left_out(record, ())) == 2
+    assert len(_out_of(record)) == 2
     assert keeps_voters(table.genesis, record.roster, 3)
     assert record_problem(table.genesis, record, CHECK, ()) == ""
 
@@ -173,7 +176,7 @@ def _with_roster(record: CommitRecord, roster: Sequence[PeerId]) -> CommitRecord
 def _swap(table: Table, record: CommitRecord) -> CommitRecord:
     """The last drawn voter gives its place to the first one that was not drawn."""
     order = drawn(table.genesis, (e.peer for e in record.contributors if e.peer not in table.genesis.roster))
-    out = left_out(record, ())
+    out = _out_of(record)
     last = [peer for peer in order if peer in record.roster][-1]
     return _with_roster(record, [*(peer for peer in record.roster if peer != last), out[0]])
 
@@ -238,6 +241,6 @@ def test_a_lineage_is_walked_from_its_head_as_far_as_the_tree_goes() -> None:
     table = Table(3)
     table.run_until(lambda: table.all_at(4))
     seat = table.live()[0]
-    links = list(behind(seat.state.tree, seat.head.commit))
+    links = list(seat.state.tree.behind(seat.head.commit))
     assert [link.index for link in links] == [4, 3, 2, 1, 0]
     assert last_counted(links) == dict.fromkeys(table.seats, 4)
