@@ -19,6 +19,7 @@ from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt
 from protocol.rounds.events import ResultRefused
 from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.disagreement_rules import disagreements, guard_problem
 from protocol.rounds.lineage.record_rules import (
     ROUND_DOMAIN,
     SIGNED,
@@ -71,11 +72,9 @@ def _require_true(
     here = {m.peer: m for m in proposal.members}
     if len(set(peers)) < len(peers) or any(here.get(e.peer) != member_of(e) for e in header.included):
         raise FalseResultError(part, "a result that counts strangers, or somebody twice", "members, each once")
-    problem = (
-        result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters)
-        if header.included
-        else ""
-    )
+    problem = guard_problem(disagreements(header), config.sums.guard)
+    if header.included and not problem:
+        problem = result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters)
     if problem:
         raise FalseResultError(part, problem, "what its contributors and its reducer signed")
     codec = proposal.result_codec or proposal.codec

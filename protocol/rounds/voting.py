@@ -20,6 +20,7 @@ from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_pr
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.disagreement_rules import all_disagreeing, guard_problem
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
@@ -154,6 +155,9 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     if (record.spine == NO_SPINE) != state.config.is_spine:
         found, expected = ("with", "none") if state.config.is_spine else ("without", "one")
         return f"refused a record of {record.unit} {found} a spine commit; expected {expected}"
+    unguarded = guard_problem(all_disagreeing(record.slices), config.sums.guard)
+    if unguarded:
+        return f"refused a record: {unguarded}"
     if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
     if any(part.result_hash in state.open.useless for part in record.slices):
