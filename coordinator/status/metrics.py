@@ -202,6 +202,13 @@ COORDINATOR_METRICS: Final = (
         PEER_LABELS,
     ),
     CoordinatorMetric(
+        "potluck_run_peer_left_out_ratio",
+        "gauge",
+        "Share of the work of a peer that is here that disagreed with most others' in the newest rounds and was left out.",
+        partial(_by_peer, lambda row: row.left_out),
+        PEER_LABELS,
+    ),
+    CoordinatorMetric(
         "potluck_run_peer_heard_ago_seconds",
         "gauge",
         "Time since the newest report of a peer that is here.",
@@ -354,6 +361,12 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Share of the last round's mean, by its squares, that the codec of results left out.",
         lambda m: _one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
+    ),
+    CoordinatorMetric(
+        "potluck_run_round_left_out_ratio",
+        "gauge",
+        "Share of the last round's work that disagreed with most members' and was left out of the mean.",
+        lambda m: _one(m.picture.rounds[-1].row.left_out if m.picture.rounds else None),
     ),
     CoordinatorMetric(
         "potluck_run_missing_heads",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from protocol.ids import PeerId, short
 from protocol.kinds.robust_table import RobustFacts, most_left_out
 from protocol.rounds.messages.messages import ResultHeader
-from protocol.rounds.messages.record import CommitRecord, Disagreement, SliceRecord
+from protocol.rounds.messages.record import Disagreement, SliceRecord
 
 
 def disagreements(header: ResultHeader) -> tuple[Disagreement, ...]:
@@ -60,11 +60,3 @@ def guard_problem(disagreeing: Iterable[Disagreement], guard: RobustFacts) -> st
 def all_disagreeing(slices: Iterable[SliceRecord]) -> tuple[Disagreement, ...]:
     """The disagreements of all of these slices."""
     return tuple(entry for part in slices for entry in part.disagreeing)
-
-
-def left_out_share(record: CommitRecord, peer: PeerId) -> float:
-    """The share of a contributor's counted chunks that a commit left out, in [0, 1]; 0 of who did not contribute."""
-    counting = [part for part in record.slices if all(entry.peer != peer for entry in part.omitted)]
-    num_chunks = sum(part.stop_chunk - part.first_chunk for part in counting)
-    left_out = sum(entry.num_chunks for entry in all_disagreeing(record.slices) if entry.peer == peer)
-    return left_out / num_chunks if num_chunks else 0.0
