@@ -16,12 +16,13 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
+from protocol.rounds.bad_results import unusable
 from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem, with_leaves
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.disagreement_rules import all_disagreeing, guard_problem
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
     Ack,
@@ -35,7 +36,7 @@ from protocol.rounds.messages.messages import (
     Refusal,
     Settle,
 )
-from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot, CommitRecord
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot, CommitRecord
 from protocol.rounds.messages.wire import commit_id
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.participants import takes_part, with_voters
@@ -51,8 +52,6 @@ from protocol.rounds.queries import (
     may_hand_on,
     own_heartbeat,
 )
-from protocol.rounds.schedule.outer_rule import outer_of_round
-from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
 
 ACK_VERSION: Final = 1
@@ -138,31 +137,9 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return "a settled record without content"
     if not state.may_vote and not link.is_lone:
         return "no vote on this base: this disk does not know what its peer voted before"
-    config, codecs = state.config, both_codecs(record.codec, record.result_codec)
-    expected_codecs = both_codecs(config.codec, config.result_codec)
-    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
-    if record.outer != outer or codecs != expected_codecs:
-        found = f"refused a record with outer step {record.outer} and {codecs}"
-        return f"{found}: not the run's, {outer} and {expected_codecs}"
-    stagger, target = config.stagger, config.target
-    fewest, most = stagger.shortest(target.fewest_tokens), stagger.longest(target.most_tokens)
-    if not fewest <= record.next_target_tokens <= most:
-        return (
-            f"refused a record with {record.next_target_tokens} tokens for the next round; expected {fewest} to {most}"
-        )
-    if record.slices[-1].stop_chunk != state.config.num_chunks:
-        return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
-    if (record.spine == NO_SPINE) != state.config.is_spine:
-        found, expected = ("with", "none") if state.config.is_spine else ("without", "one")
-        return f"refused a record of {record.unit} {found} a spine commit; expected {expected}"
-    unguarded = guard_problem(all_disagreeing(record.slices), config.sums.guard)
-    if unguarded:
-        return f"refused a record: {unguarded}"
     if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
-    if any(part.result_hash in state.open.useless for part in record.slices):
-        return "refused a record that names a result whose bytes mean nothing"
-    return ""
+    return unusable(state, record)
 
 
 def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: float) -> str:
@@ -182,7 +159,8 @@ def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: M
     """Why the record breaks a rule that everybody can check, now or years later."""
     config, record = state.config, link.record
     if record is None or record.rules < SIGNED:
-        return "it has no signatures of those whom it counts; its leader runs an older release"
+        old = "it has no signatures of those whom it counts, so its leader runs an older release"
+        return f"{old}; other members go on without it: ask its owner to install this release"
     problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), leaves)
     return problem or ("" if link.is_lone else promise_problem(state, settle))
 
@@ -199,11 +177,12 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
-    low = low_cap_problem(state.link, record)
-    if low:
+    if low := low_cap_problem(state.link, record, {*state.link.roster, *state.peers}):
         return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more
+    if out := left_out((entry.peer for entry in record.contributors), record.roster, leaves):
+        return f"it leaves {short(out[0])} out of the voters, which contributed, and has room for more"
     dropped = (peer for peer in state.link.roster if peer not in record.roster)
     alive = [peer for peer in dropped if takes_part(state, proposal, peer, leaves.get(peer), now_s)]
     return f"it drops {short(alive[0])} from the voters, which takes part and answers us" if alive else ""
@@ -214,12 +193,15 @@ def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal 
     counted = [entry.peer for entry in record.contributors]
     if state.config.me.peer in counted:
         return False
+    # where peers take turns most voters have none in this round, and vote on all the same
+    is_turn = record.rules >= TURNS and 2 * len(counted) > state.config.max_members
+    kept = record.roster if is_turn else ()
     if proposal is None:
         has_work = state.can_contribute and state.tokens_ready > 0
-        return has_work and not may_hand_on(state, record.ballot, counted, now_s)
+        return has_work and not may_hand_on(state, record.ballot, {*counted, *kept}, now_s)
     has_work = state.open.contribution is not None and state.open.contribution.tokens > 0
-    members = [member.peer for member in proposal.members]
-    are_few = len(counted) <= len(members) // 2 or not may_hand_on(state, record.ballot, members, now_s)
+    members = {member.peer for member in proposal.members}
+    are_few = len(counted) <= len(members) // 2 or not may_hand_on(state, record.ballot, members.union(kept), now_s)
     return has_work and are_few
 
 

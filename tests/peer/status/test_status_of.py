@@ -252,7 +252,7 @@ async def test_who_disagrees_with_the_others_for_many_rounds_is_told_so(autojump
     record = seat.head.record
     assert record is not None
     parts = (dataclasses.replace(part, disagreeing=(Disagreement(seat.peer, 1, -50),)) for part in record.slices)
-    disagreeing = dataclasses.replace(seat.head, record=dataclasses.replace(record, slices=tuple(parts)))
+    disagreeing = dataclasses.replace(seat.head, content=dataclasses.replace(record, slices=tuple(parts)))
     sources = Sources(StatusBoard(seat.peer, VirtualClock(), 0.0))
     chain = SimpleNamespace(
         head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS

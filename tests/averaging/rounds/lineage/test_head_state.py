@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +18,7 @@ import trio.testing
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.lineage import next_state, updates
 from averaging.rounds.lineage.adoption import AdoptionShift
+from averaging.rounds.lineage.earlier_states import recomputed, state_at
 from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import lend
@@ -83,9 +86,28 @@ async def test_a_state_that_is_lent_stays_and_is_stepped_in_place_again_once_it_
         assert party.chain.state.vectors[0] is vectors[0]
 
 
+async def test_loans_that_end_in_many_threads_at_once_and_more_than_once_all_end(autojump_clock: Clock) -> None:
+    """The last use of a vector may be in a thread of the offload."""
+    async with _two() as (world, _, party):
+        made = world.commits(4)
+        loans = [await lend(party.chain) for _ in range(300)]
+        together = threading.Barrier(8)
+
+        def end(number: int) -> None:
+            together.wait()
+            for loan in loans[number::4]:  # each loan in two of the threads
+                loan.give_back()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(end, (number % 4 for number in range(8))))
+        vectors = party.chain.state.vectors
+        await _apply(party, made[1])
+        assert party.chain.state.vectors[0] is vectors[0]
+
+
 async def test_the_state_at_the_head_that_a_switch_starts_from_stays(autojump_clock: Clock) -> None:
     async with _two() as (world, _, party):
-        state = await party.chain.state_at(party.chain.head.commit)
+        state = await state_at(party.chain, party.chain.head.commit)
         assert state is not None
         before = [vector_N.clone() for vector_N in state.vectors]
         for commit in world.commits(4)[1:]:
@@ -121,14 +143,14 @@ async def test_a_step_in_place_waits_for_a_copy_of_the_anchor_and_takes_no_secon
 
 async def test_the_state_of_a_switch_that_is_given_up_is_stepped_in_place_again(autojump_clock: Clock) -> None:
     async with _two() as (world, _, party):
-        vector_N, state = party.chain.state.anchor_N, await party.chain.state_at(party.chain.head.commit)
+        vector_N, state = party.chain.state.anchor_N, await state_at(party.chain, party.chain.head.commit)
         assert state is not None
         anchor_N, made = state.anchor_N, world.commits(4)
         del state
         await _apply(party, made[1])
         assert party.chain.state.anchor_N is not vector_N, "one of its vectors is still used"
         vector_N = party.chain.state.anchor_N
-        state = await party.chain.state_at(party.chain.head.commit)
+        state = await state_at(party.chain, party.chain.head.commit)
         del state, anchor_N
         await _apply(party, made[2])
         assert party.chain.state.anchor_N is vector_N
@@ -144,7 +166,7 @@ async def test_the_state_at_the_head_is_lent_after_a_step_and_not_within_it(
         commit, head = world.commits(2)[1], party.chain.head.commit
 
         async def take() -> None:
-            state = await party.chain.state_at(head)
+            state = await state_at(party.chain, head)
             assert state is not None
             lent.append(state.anchor_N.clone())
 
@@ -198,10 +220,10 @@ async def test_a_step_that_fails_half_way_is_not_gone_on_from_but_made_again(
         assert not party.chain.is_sound
         with pytest.raises(LocalProtocolError, match="between two commits"):
             await _apply(party, commit)
-        assert await party.chain.state_at(party.chain.head.commit) is None, "its values are of no use"
+        assert await state_at(party.chain, party.chain.head.commit) is None, "its values are of no use"
         with pytest.raises(LocalProtocolError, match="between two commits"):
             await party.chain.held.copy_anchor(torch.empty(GRID.num_elements), InlineOffload())
-        rebuilt = await party.chain.recomputed()
+        rebuilt = await recomputed(party.chain)
         assert rebuilt is not None
         assert await party.chain.replace_state(rebuilt) is None, "by how much its anchor was wrong, nobody knows"
         await _apply(party, commit)
@@ -304,7 +326,7 @@ async def test_so_is_one_that_comes_after_a_switch_that_waits(autojump_clock: Cl
     async with _late() as late:
         chain, fork = late.chain, late.chain.head
         mine, other = (late.world.commit_on(fork, seed, attested_root=chain.root) for seed in (2, 3))
-        fork_state = await chain.state_at(fork.commit)
+        fork_state = await state_at(chain, fork.commit)
         assert fork_state is not None
         await other.write_results(late.party)
         path = tuple(tree_nodes([other]))

@@ -170,7 +170,7 @@ async def test_of_chunks_that_disagree_only_what_the_codec_left_of_them_stays(au
         assert link.record is not None
         me = peer.world.parties[0].peer
         slices = tuple(replace(part, disagreeing=(Disagreement(me, 1, -100),)) for part in link.record.slices)
-        peer.feedback.commit(replace(link, record=replace(link.record, slices=slices)))
+        peer.feedback.commit(replace(link, content=replace(link.record, slices=slices)))
         peer.feedback.changed()
         await _written()
         assert torch.equal(peer.left, pending.left_N)

@@ -385,6 +385,26 @@ async def test_a_card_that_is_lost_while_the_mean_is_made_still_counts_with_its_
         assert torch.allclose(own_N, snapshot.theta_N, rtol=0.0, atol=ROUNDING)
 
 
+async def test_what_an_island_offered_to_a_snapshot_that_is_given_up_keeps_no_evaluation_waiting(
+    tmp_path: Path,
+) -> None:
+    async with _both(tmp_path) as both:
+        await both.trained()
+        before = [island.progress().tokens_ready for island in both.islands]
+        _signal(both.islands[1], signal.SIGSTOP)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(both.trainer.snapshot)
+                while both.islands[0].is_busy or not both.islands[1].is_busy:
+                    await trio.sleep(0.01)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                scope.cancel()
+        _signal(both.islands[1], signal.SIGCONT)
+        with trio.fail_after(WITHIN_S / 10):
+            assert (await both.islands[0].evaluate(reads(both.anchor_N))).nats
+        assert [island.progress().tokens_ready for island in both.islands] == before
+
+
 def _then(both: Both, number: int) -> Callable[[Sequence[Offer]], torch.Tensor]:
     def killing(offers: Sequence[Offer]) -> torch.Tensor:
         mean_N = mean_and_ways(offers)
