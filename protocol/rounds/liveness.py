@@ -22,7 +22,7 @@ from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.participants import DEADLINE_FACTOR, known_at_base
+from protocol.rounds.participants import DEADLINE_FACTOR, has_room_for_leave, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
@@ -390,7 +390,7 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
         return RoundStep(state, remark=f"{found}; expected its own goodbye, from a known peer")
     state = with_view(state, replace(view, left=True))
-    is_first = sender in state.link.roster and sender not in state.open.leaves
+    is_first = has_room_for_leave(state, leave) and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
         leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
         state = replace(state, open=replace(state.open, leaves=leaves))

@@ -47,7 +47,7 @@ class Receiving:
             RemoteProtocolError: its data does not fit. Chunks that were already checked are kept, the others are dropped.
             TransportError: the stream broke.
         """
-        former = self._ahead.pop((sender, reduction.part.first_chunk), None)
+        former = self._ahead.pop((sender, reduction.part.first_chunk), None) if not hello.carried else None
         if former is not None:
             former.cancel()
         if not hello.contribution:
