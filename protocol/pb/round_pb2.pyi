@@ -514,7 +514,7 @@ class Leave(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ..., carrier: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
 
 class ExchangeHello(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "credential", "carried")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "credential", "carried", "hashes_follow")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -525,6 +525,7 @@ class ExchangeHello(_message.Message):
     NO_PART_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     CARRIED_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FOLLOW_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -535,7 +536,8 @@ class ExchangeHello(_message.Message):
     no_part: bool
     credential: bytes
     carried: bool
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ..., credential: _Optional[bytes] = ..., carried: bool = ...) -> None: ...
+    hashes_follow: bool
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ..., credential: _Optional[bytes] = ..., carried: bool = ..., hashes_follow: bool = ...) -> None: ...
 
 class CarryHello(_message.Message):
     __slots__ = ("unit", "base", "contribution", "credential")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -25,9 +26,10 @@ from averaging.network.seams.interfaces import Network, Stream
 from averaging.rounds.exchange.carried_contribution import CarriedContribution
 from averaging.rounds.exchange.contribution_sender import END, SEND_ON
 from averaging.rounds.exchange.exchange_context import ExchangeContext
+from averaging.rounds.exchange.hash_frames import receive_hashes, receive_known, send_hashes, send_hello
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.traffic.batches import CHUNK_HEAD, split_batch
-from averaging.rounds.traffic.contribution import EncodedContribution, hello_of, split_hashes
+from averaging.rounds.traffic.contribution import EncodedContribution, hello_of
 from averaging.rounds.traffic.fair_sending import FairSending, send_evenly
 from averaging.rounds.traffic.transfer import FRAME_WITHIN_S
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
@@ -43,9 +45,6 @@ log = structlog.get_logger()
 
 CARRY_CHANNEL: Final = "carry"
 KEPT: Final = b"K"
-HASHES_AT_ONCE: Final = 1 << 14
-"""Hashes in a frame: 512 KiB."""
-
 OPEN_WITHIN_S: Final = 2.0
 """Limit for opening a stream. A leaver has seconds, and asks another peer instead."""
 
@@ -81,8 +80,7 @@ async def hand_over(
         await stream.send_frame(encode_body(hello))
         await _expect(stream, SEND_ON)
         begun()
-        for begin in range(0, len(mine.hashes), HASHES_AT_ONCE):
-            await stream.send_frame(b"".join(mine.hashes[begin : begin + HASHES_AT_ONCE]))
+        await send_hashes(stream, mine.hashes)
         await send_evenly(stream, range(len(mine.chunks)), mine.data, mine.chunks, FairSending(), _head)
         await stream.send_frame(END)
         await _expect(stream, KEPT)
@@ -144,10 +142,7 @@ async def take_carried(
     """
     carried = offers.begin_carried(sender, hello)
     await stream.send_frame(SEND_ON)
-    hashes = list[bytes]()
-    while len(hashes) < grid.num_chunks:
-        hashes += split_hashes(await _next(stream), min(HASHES_AT_ONCE, grid.num_chunks - len(hashes)))
-    carried.know(await over(hashes))
+    carried.know(await over(await receive_hashes(grid.num_chunks, partial(_next, stream))))
     while (frame := await _next(stream)) != END:
         _keep(carried, frame, offers, grid)
     if not carried.is_whole:
@@ -217,12 +212,10 @@ class Carrier:
         stream = await self._tools.network.open_stream(part.reducer, self._channel, timeout_s=OPEN_WITHIN_S)
         try:
             stream.count_as(proposal.unit, "")
-            await stream.send_frame(encode_body(hello_of(proposal, part, carried, carried=True)))
-            known = await stream.receive_frame()
-            if known is None:
-                raise TransportError("a reducer that hung up", "its list of chunks")
-            said.set()
+            await send_hello(stream, hello_of(proposal, part, carried, carried=True))
             numbers = range(part.first_chunk, part.stop_chunk)
+            known = await receive_known(len(numbers), stream.receive_frame)
+            said.set()
             wanted = [chunk for place, chunk in enumerate(numbers) if place >= len(known) or not known[place]]
             await send_evenly(stream, wanted, carried.data, carried.chunks, self._sending, _head)
             await stream.send_frame(END)

@@ -7,7 +7,7 @@ So a peer without inbound connections takes part fully. There are two quantisati
     reducer -> member    bitmap of the chunks of this slice that it has
     member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
                          (while the contribution is still being encoded the hello says so, the answer is "S"; after some chunks
-                         "O" and a hello with the hashes follow)
+                         "O" and a hello with the hashes follow; hashes that do not fit into a hello follow in frames)
     reducer -> member    signed ResultHeader to the attempt's leader, ResultRef to others
     member  -> reducer   "N" to get the chunks, with the number of the first ones that it has; "H" when it has all of them
     reducer -> member    the chunks in order, some in each frame

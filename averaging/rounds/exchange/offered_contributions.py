@@ -76,8 +76,13 @@ class Offers:
         self._offers: dict[PeerId, OfferedContribution] = {}
         self._carried: dict[PeerId, CarriedContribution] = {}
 
-    def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> OfferedContribution:
+    def admit(
+        self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello, root: Root | None = None
+    ) -> OfferedContribution:
         """Check a member's hello for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
+
+        Args:
+            root: as `root_in` made it of this hello, if it was made already.
 
         Raises:
             RemoteProtocolError: anything that does not fit; the stream is reset.
@@ -85,13 +90,22 @@ class Offers:
         offer = self._headed(sender, proposal, hello.contribution)
         self._require_admission(sender, hello.credential)
         offer.credential = hello.credential
-        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
-        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
-        if range_root(self._grid.num_chunks, part.first_chunk, hashes, path) != offer.header.root:
+        if (root or self.root_in(part, hello)) != offer.header.root:
             raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
+        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
         offer.hashes.update(enumerate(hashes, part.first_chunk))
         self._offers[sender] = offer
         return offer
+
+    def root_in(self, part: SliceSpec, hello: ExchangeHello) -> Root:
+        """The root that a slice's chunk hashes make with their path; may run in a thread.
+
+        Raises:
+            RemoteProtocolError: not one hash for each chunk, or a path of another length.
+        """
+        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
+        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
+        return range_root(self._grid.num_chunks, part.first_chunk, hashes, path)
 
     def _require_admission(self, sender: PeerId, credential: bytes) -> None:
         must_show = self._voters is not None and sender not in self._voters

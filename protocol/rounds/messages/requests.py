@@ -66,6 +66,8 @@ class ExchangeHello:
         contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result; LATER where
             it is still being encoded.
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
+        hashes_follow: whether they come in frames of their own instead, because the slice has more than fit into this message. An
+            older reducer refuses such a hello; between older peers such a slice could not be scattered at all.
         path: the hashes that lead from them to the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
         no_part: of a member that offers nothing, whether it was to bring nothing.
         credential: proof of our admission, where the base roster does not have us; empty otherwise.
@@ -83,9 +85,11 @@ class ExchangeHello:
     no_part: bool = False
     credential: bytes = b""
     carried: bool = False
+    hashes_follow: bool = False
 
     def __post_init__(self) -> None:
         require_credential(self.credential)
+        require(not (self.hashes_follow and self.chunk_hashes), "chunk hashes here and in frames", "one of the two")
         require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
         is_whole = self.contribution not in (b"", LATER)
         require(

@@ -115,6 +115,11 @@ def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> 
             "target_tokens = 50",
             r"round\.target_tokens is 50; expected at least inner\.batch_tokens, 64",
         ),
+        (
+            "chunk_elements = 256",
+            "chunk_elements = 262144",
+            r"round\.chunk_elements is 262144: no newcomer could fetch the state.*; expected at most 131072",
+        ),
         ("texts/*.txt", "nowhere/*.txt", "matches nothing"),
     ],
 )

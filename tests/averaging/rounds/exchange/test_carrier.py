@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.exchange import carrier
-from averaging.rounds.exchange.carrier import CARRY_CHANNEL, HASHES_AT_ONCE, hand_over, serve_carry, take_carried
+from averaging.rounds.exchange import hash_frames
+from averaging.rounds.exchange.carrier import CARRY_CHANNEL, hand_over, serve_carry, take_carried
 from averaging.rounds.exchange.contribution_sender import END
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.exchange.offered_contributions import MAX_CARRIED
@@ -234,8 +234,7 @@ async def test_a_stranger_brings_nothing(autojump_clock: Clock) -> None:
 
 
 async def test_hashes_go_in_frames_that_a_stream_takes(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "HASHES_AT_ONCE", 4)
-    assert 32 * HASHES_AT_ONCE <= 1 << 20
+    monkeypatch.setattr(hash_frames, "HASHES_AT_ONCE", 4)
     async with three_sides() as (world, sides):
         _serve(sides[1])
         assert await _hand_over(world, sides[2], sides[1]) == ["begun"]
