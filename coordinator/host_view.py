@@ -34,6 +34,8 @@ from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
 from coordinator.ledger.ledger import CheckpointRow, Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
+from coordinator.progress.chain_log import followed
+from coordinator.progress.links.known_links import NOTHING_FOLLOWED
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook, RunEvent, event_row
 from coordinator.progress.run_view import hidden_peers
@@ -95,6 +97,7 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
         first_port=host.config.helper_port or addresses.p2p_port + 2,
         clock=host.clock,
         are_hidden=lambda: hidden_peers(host.tracker.picture(), host.clock.monotonic_s()),
+        is_over=lambda: host.tracker.state.phase is Phase.FINISHED,
         issue_invite=issue,
         say=say,
     )
@@ -171,8 +174,8 @@ async def opened_scores(
 def followed_checkpoints(tracker: RunTracker) -> list[CheckpointRow]:
     """The checkpoints on the followed lineage, oldest first."""
     chain = tracker.chain
-    commits = {commit for commit, _ in chain.behind(chain.head.commit)} if chain is not None else set()
-    return [row for row in tracker.checkpoints if row.commit in commits]
+    known = followed(chain) if chain is not None else NOTHING_FOLLOWED
+    return [row for row in tracker.checkpoints if known.has(row.commit, row.index)]
 
 
 def public_source(host: HostDaemon, source: RunSource) -> RunSource:

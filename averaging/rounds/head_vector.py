@@ -18,7 +18,8 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Storage
-from averaging.state.unit_log import LoggedRounds, UnitLog
+from averaging.state.log_entries import LoggedRounds
+from averaging.state.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.rounds.lineage.lineage import TreeNode

@@ -18,6 +18,7 @@ import trio
 
 from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
+from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.fetched_results import FetchedResults, Path
 from averaging.rounds.lineage.retention import generation_spacing
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tell, tell_failure
@@ -270,7 +271,7 @@ class LineageDriver:
 
     async def _fetch_switch(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
-        fork_state = await chain.state_at(action.fork)
+        fork_state = await state_at(chain, action.fork)
         with self._fetched_results.bringing(action.path):
             state, rest = await self._begin(action, fork_state, is_wanted)
             if not await self._gather_all(action, rest, is_wanted):

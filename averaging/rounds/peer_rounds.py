@@ -493,4 +493,4 @@ def _chain_mover(chain: UnitChain, prepared: PreparedSwitch, opened: dict[UnitNa
         opened[unit], is_written = await chain.flip(prepared)
         return is_written
 
-    return Mover(unit_move(unit, prepared.fork, prepared.path), chain.tools.log, chain.moving, chain.has, flip)
+    return Mover(unit_move(unit, prepared.fork, prepared.path), chain.tools.log, chain.moving, chain.line.has, flip)

@@ -52,7 +52,7 @@ from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, RoundMessage, Settle
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.requests import ExchangeHello, FetchHashes, FetchRequest, FetchState
-from protocol.rounds.messages.wire import decode_certificate, decode_record
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import (
     Action,
     AnswerWithCertificate,
@@ -126,9 +126,8 @@ class RoundService:
         self._lineages = LineageDriver(
             chain, tools, self._gatherer, self._trainer_updates, self.tell, peer, lambda: self.state
         )
-        self._transfer = TransferService(
-            config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
-        )
+        log_, generations, grid = chain.tools.log, chain.tools.generations, chain.tools.grid
+        self._transfer = TransferService(config.unit, log_, generations, grid, lambda known: chain.line.after(known))
         self._transfer.asked = lambda: self._tasks.spawn(self._lineages.keep_asked)
         self._name = peer_name(config.me.peer)
         self.carry = driver.carry
@@ -153,6 +152,7 @@ class RoundService:
                 tree=self.chain.tree,
                 spine=None if self.config.is_spine else self._peer.spine,
             )
+            self.chain.forget_tree()
         return self._state
 
     def _run_tokens(self, own: int) -> int:
@@ -462,9 +462,8 @@ class RoundService:
         self._tasks.spawn(self._peer.send_heartbeat, self.unit, SendHeartbeat((peer,), heartbeat, is_question=True))
 
     async def _answer_with_certificate(self, to: PeerId, base: CommitId) -> None:
-        raw = self.chain.certificate_on(base)
-        if raw is not None:
-            await self._peer.send((to,), Committed(self.config.unit, decode_certificate(raw)))
+        if (certificate := self.chain.line.on(base)) is not None:
+            await self._peer.send((to,), Committed(self.config.unit, certificate))
 
     # --- bytes ---
 

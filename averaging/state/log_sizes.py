@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -76,16 +77,35 @@ class LogSizes:
         parent is on the lineage or before it in the list, so that cutting the end leaves no gap.
         """
 
-        self._contribution_bytes = 0
+        self.dropped: set[CommitId] = set()
+        """Bases before the last milestone at which the lineage began: all entries about them are obsolete."""
+
+        self._milestone_bytes = 0
+        self._contribution_bytes: Counter[CommitId] = Counter()
+        """By base."""
+
         self._certificate_bytes = 0
         self._decided: set[CommitId] = set()
         self._votes: dict[CommitId, _Votes] = {}
         """By base, in the order of the last vote."""
 
-    def add_contribution(self, num_bytes: int) -> None:
-        """Add a contribution; all are kept."""
+    def add_contribution(self, base: CommitId, num_bytes: int) -> None:
+        """Add a contribution. All on the bases of the lineage are kept."""
         self.total_bytes += num_bytes
-        self._contribution_bytes += num_bytes
+        self._contribution_bytes[base] += num_bytes
+
+    def begin_at(self, commit: CommitId, num_bytes: int) -> None:
+        """The lineage begins at this commit from now on. If it is not on the lineage, all of that is obsolete."""
+        place = next((i for i, entry in enumerate(self.certificates) if entry.base == commit), len(self.certificates))
+        self.dropped = {entry.base for entry in self.certificates[:place]}
+        del self.certificates[:place]
+        self._decided -= self.dropped
+        self._certificate_bytes = sum(entry.num_bytes for entry in self.certificates)
+        for base in self.dropped:
+            self._votes.pop(base, None)
+            self._contribution_bytes.pop(base, None)
+        self.total_bytes += num_bytes
+        self._milestone_bytes = num_bytes
 
     def add_certificate(self, entry: LoggedCertificate) -> None:
         """Add the next commit of the lineage."""
@@ -144,4 +164,5 @@ class LogSizes:
         """Bytes that a rewrite keeps if acks are kept on the `whole` bases only."""
         votes = sum(v.promise_bytes + (v.acks_bytes if base in whole else 0) for base, v in self._votes.items())
         displaced = sum(entry.num_bytes for entry in self.displaced)
-        return self._contribution_bytes + self._certificate_bytes + displaced + votes
+        lineage = self._milestone_bytes + self._certificate_bytes
+        return self._contribution_bytes.total() + lineage + displaced + votes

@@ -3,98 +3,57 @@
 The order on disk is R19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; its caller keeps the order.
 Records and certificates are plain bytes here.
 
-Entry: tag 1 | base or fork 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
+The entries are those of log_entries.py, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
 
-The log is rewritten (`tidy`) when most of it is obsolete. It keeps the certificates of the lineage, all contributions, the highest
-promise on every base, and the last acks on bases that may still be voted on. It also keeps certificates of abandoned lineages, as
-many as log_sizes.py allows, because the host may not know them. If acks on a base are dropped, an entry records that permanently,
-even if the lineage is abandoned: a peer that returns to such a base does not know its own votes, and must not vote on it.
+The log is rewritten (`tidy`) when most of it is obsolete. It keeps certificates and contributions since the milestone at which the
+lineage begins, or since the genesis, the highest promise on every base, and the last acks on bases that may still be voted on. It
+also keeps certificates of abandoned lineages, as many as log_sizes.py allows, because the host may not know them. If acks on a base
+are dropped, an entry records that permanently, even if the lineage is abandoned: a peer that returns to such a base does not know
+its own votes, and must not vote on it. Nobody returns to a base before the milestone.
 
 Rules: R8, R14, R16, R19, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 import trio
 
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES, BegunFile, Storage
-from averaging.state.log_sizes import LoggedCertificate, LogSizes
-from protocol.errors import RemoteProtocolError, StorageError
-from protocol.frozen import replace
-from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.messages.messages import AckedRecord
+from averaging.state.log_entries import (
+    LOG_NAME,
+    LoggedContribution,
+    LoggedMilestone,
+    LoggedRounds,
+    ack_entry,
+    certificate_entry,
+    connected,
+    contribution_entry,
+    count_entry,
+    kept_entries,
+    milestone_entry,
+    promise_entry,
+    read_entries,
+    switch_entry,
+)
+from averaging.state.log_sizes import LogSizes
+from protocol.errors import StorageError
+from protocol.ids import CommitId, Root
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 
 log = structlog.get_logger()
 
-LOG_NAME: Final = "rounds.log"
 _RESULTS: Final = "results/"
-_CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
-_FORGOTTEN: Final = b"F"
-"""A promise on a base whose acks were dropped."""
-
-_DISPLACED: Final = b"D"
-"""A certificate of an abandoned lineage, whose first entry was removed by a rewrite of the log."""
-
-_HEAD_BYTES: Final = 33
 MAX_ENTRY_BYTES: Final = 8 << 20
 """Bytes of certificates in one entry, well below the length limit of a record."""
 
 WRITE_BYTES: Final = 1 << 21
 """Bytes of a result in one write: few enough to leave the processor to other tasks in between."""
-
-_LENGTH: Final = struct.Struct("<I")
-_WORK: Final = struct.Struct("<QQ")
-"""Tokens, and the position in the data after them."""
-
-_BALLOT: Final = struct.Struct("<IH")
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedContribution:
-    """One session's contribution on a base; `next_step` is the local step after its last one in this peer's data."""
-
-    root: Root
-    tokens: int
-    next_step: int
-
-
-@dataclass(frozen=True)
-class LoggedBase:
-    """The entries about one base before the process ended; `has_forgotten`: acks on it were dropped since. `acked_before` is the ack
-    of another record before `acked`.
-    """
-
-    contributions: tuple[LoggedContribution, ...] = ()
-    promised: Ballot | None = None
-    acked: AckedRecord | None = None
-    acked_lone: AckedRecord | None = None
-    acked_before: AckedRecord | None = None
-    has_forgotten: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRounds:
-    """The log, read back.
-
-    Attributes:
-        certificates: (parent commit, certificate bytes) of the present lineage, oldest first.
-        bases: contributions, promises and acks on each base, committed or not, in the order of the last entry.
-        displaced: (parent commit, certificate bytes) of abandoned lineages, as many as are kept: the latest abandoned first,
-            parents before their children.
-    """
-
-    certificates: Sequence[tuple[CommitId, bytes]]
-    bases: Mapping[CommitId, LoggedBase] = field(default_factory=dict)
-    displaced: Sequence[tuple[CommitId, bytes]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +70,6 @@ class LogLimits:
 
 
 USUAL_LIMITS: Final = LogLimits()
-
-
-def _ballot_bytes(ballot: Ballot) -> bytes:
-    peer = ballot.peer.encode()
-    return _BALLOT.pack(ballot.attempt, len(peer)) + peer
-
-
-def _read_ballot(body: bytes) -> tuple[Ballot, bytes]:
-    attempt, length = _BALLOT.unpack_from(body)
-    end = _BALLOT.size + length
-    return Ballot(attempt, PeerId(body[_BALLOT.size : end].decode())), body[end:]
 
 
 class UnitLog:
@@ -153,34 +101,29 @@ class UnitLog:
         async with self._writing:
             await self._storage.append(LOG_NAME, entry)
             self._live_bytes += len(entry) + LOG_FRAME_BYTES
-            _count(entry, self._sizes)
+            count_entry(entry, self._sizes)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
         """Call it before the contribution's header leaves (R8): chunks without a header are ignored."""
-        work = _WORK.pack(contribution.tokens, contribution.next_step)
-        await self._append(_CONTRIBUTION + base + contribution.root + work)
+        await self._append(contribution_entry(base, contribution))
 
     async def log_promise(self, base: CommitId, ballot: Ballot) -> None:
         """Call it before the promise is sent (R16)."""
-        await self._append(_PROMISE + base + _ballot_bytes(ballot))
+        await self._append(promise_entry(base, ballot))
 
     async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
-        """Call it before the ack is sent, and after all bytes that the record names are on disk (R14).
-
-        The ack of a lone record is kept separately: it must not replace an ack that a quorum may have relied on.
-        """
-        tag = _LONE_ACK if lone else _ACK
-        await self._append(tag + base + _ballot_bytes(ballot) + record)
+        """Call it before the ack is sent, and after all bytes that the record names are on disk (R14)."""
+        await self._append(ack_entry(base, ballot, record, lone=lone))
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
         """Call it before the commit is applied (R19)."""
         await self.settle()
-        await self._append(_CERTIFICATE + base + certificate)
+        await self._append(certificate_entry(base, certificate))
 
     async def log_switch(self, fork: CommitId, certificates: Sequence[bytes]) -> None:
         """Follow another lineage from `fork` on; the whole head moves in one record (R24)."""
         await self.settle()
-        await self._append(_switch_entry(fork, certificates))
+        await self._append(switch_entry(fork, certificates))
 
     async def log_lineage(self, head: CommitId, certificates: Sequence[bytes]) -> None:
         """Log the certificates from our head to a downloaded state, in few entries, because each one waits for the disk."""
@@ -194,15 +137,20 @@ class UnitLog:
                 num_bytes += len(certificates[stop])
                 stop += 1
             fork = decode_record(decode_certificate(certificates[begin]).record).parent if begin else head
-            await self._append(_switch_entry(fork, certificates[begin:stop]))
+            await self._append(switch_entry(fork, certificates[begin:stop]))
             begin = stop
+
+    async def log_milestone(self, begins: LoggedMilestone) -> None:
+        """The lineage begins at this milestone from now on. Call `compact` afterwards."""
+        await self.settle()
+        await self._append(milestone_entry(begins))
 
     async def log_moved(self, fork: CommitId, certificates: Sequence[bytes]) -> bool:
         """As `log_switch`, for a switch that a record of all units already names. True if it is on disk.
 
         If the disk refuses it, it is written before the next entry of the lineage, which would otherwise leave a gap.
         """
-        self._owed.append(_switch_entry(fork, certificates))
+        self._owed.append(switch_entry(fork, certificates))
         try:
             await self.settle()
         except StorageError as error:
@@ -236,7 +184,10 @@ class UnitLog:
                 name could not be synced.
         """
         try:
-            await self._write_result(base, result_hash, data, begun)
+            if begun is not None:
+                await _finish(begun, data)
+            else:
+                await _write_own(self.begin_result(base, result_hash), data)
         except BaseException:  # the file may be there or not
             self._results_changed()
             raise
@@ -244,19 +195,6 @@ class UnitLog:
         if self._listed is not None and self._listed[0] == base:
             name = _result_name(base, result_hash)
             self._listed = base, (*(other for other in self._listed[1] if other != name), name)
-
-    async def _write_result(
-        self, base: CommitId, result_hash: Root, data: bytes | memoryview, begun: BegunFile | None
-    ) -> None:
-        if begun is not None:
-            await _finish(begun, data)
-            return
-        own = self.begin_result(base, result_hash)
-        try:
-            with trio.CancelScope(shield=True):  # all bytes are here: fetching them again would take longer
-                await _finish(own, data)
-        finally:
-            own.drop()
 
     async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
         """The bytes of one slice's result, or None if they are not on disk."""
@@ -316,21 +254,21 @@ class UnitLog:
             StorageError: an entry that no version of this log writes; the disk is damaged.
         """
         async with self._writing:
-            logged, sizes = _read(await self._storage.read_records(LOG_NAME))
+            logged, sizes = read_entries(await self._storage.read_records(LOG_NAME))
             self._live_bytes += sizes.total_bytes - self._sizes.total_bytes
             self._sizes = sizes
             return logged
 
     # --- rewriting the log ----------------------------------------------------------------------------------------------------
 
-    async def tidy(self, newest: Collection[CommitId]) -> None:
-        """Rewrite the log if it has grown too long. If the disk refuses, the next call tries again.
+    async def tidy(self, newest: Collection[CommitId], *, is_due: bool = False) -> None:
+        """Rewrite the log if it has grown too long, or if that `is_due`. If the disk refuses, the next call tries again.
 
         Args:
             newest: bases whose acks are kept: those of the lineage to which this peer may return, and the open one.
         """
         live_bytes = self._sizes.live_bytes(self._sizes.whole_bases(newest, self._limits.kept_bases))
-        if self._sizes.total_bytes <= self._limits.growth * live_bytes + self._limits.slack_bytes:
+        if not is_due and self._sizes.total_bytes <= self._limits.growth * live_bytes + self._limits.slack_bytes:
             self._live_bytes = live_bytes
             return
         try:
@@ -346,128 +284,21 @@ class UnitLog:
         """
         await self.settle()
         async with self._writing:
-            logged, sizes = _read(await self._storage.read_records(LOG_NAME))
-            entries = _entries(logged, sizes.whole_bases(newest, self._limits.kept_bases))
+            logged, sizes = read_entries(await self._storage.read_records(LOG_NAME))
+            entries = kept_entries(connected(logged), sizes.whole_bases(newest, self._limits.kept_bases))
             await self._storage.replace_log(LOG_NAME, entries)
             self._sizes = LogSizes()
             for entry in entries:
-                _count(entry, self._sizes)
+                count_entry(entry, self._sizes)
             self._live_bytes = self._sizes.total_bytes
 
 
-# --- entries ------------------------------------------------------------------------------------------------------------------
-
-
-def _read(entries: Iterable[bytes]) -> tuple[LoggedRounds, LogSizes]:
-    raws: dict[LoggedCertificate, bytes] = {}
-    bases: dict[CommitId, LoggedBase] = {}
-    sizes = LogSizes()
-    for entry in entries:
-        tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
-        try:
-            if tag not in (_CERTIFICATE, _SWITCH, _DISPLACED):
-                bases[base] = _merge(bases.pop(base, LoggedBase()), tag, body)
-            raws.update(_count(entry, sizes))
-        except (struct.error, UnicodeDecodeError, RemoteProtocolError) as error:
-            raise _damage(tag, body) from error
-    certificates, displaced = (
-        [(entry.base, raws[entry]) for entry in kept] for kept in (sizes.certificates, sizes.displaced)
-    )
-    return LoggedRounds(certificates, bases, displaced), sizes
-
-
-def _count(entry: bytes, sizes: LogSizes) -> Sequence[tuple[LoggedCertificate, bytes]]:
-    """Add an entry to `sizes`, and return the certificates in it."""
-    tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
-    num_bytes = _HEAD_BYTES + len(body) + LOG_FRAME_BYTES
-    if tag in (_CERTIFICATE, _DISPLACED):
-        certificate = _as_entry(base, body)
-        (sizes.add_certificate if tag == _CERTIFICATE else sizes.add_displaced)(certificate)
-        return [(certificate, body)]
-    if tag == _SWITCH:
-        path = [(_as_entry(parent, raw), raw) for parent, raw in _path(body)]
-        sizes.add_switch(base, [certificate for certificate, _ in path], num_bytes)
-        return path
-    if tag == _CONTRIBUTION:
-        sizes.add_contribution(num_bytes)
-    elif tag in (_PROMISE, _FORGOTTEN):
-        sizes.add_promise(base, num_bytes)
-    else:
-        _, record = _read_ballot(body)
-        promise_bytes = num_bytes - len(record)
-        if tag == _LONE_ACK:
-            sizes.add_lone_ack(base, num_bytes, promise_bytes)
-        else:
-            sizes.add_ack(base, num_bytes, promise_bytes, sha256(record).digest())
-    return ()
-
-
-def _as_entry(base: CommitId, raw: bytes) -> LoggedCertificate:
-    return LoggedCertificate(base, _HEAD_BYTES + len(raw) + LOG_FRAME_BYTES, sha256(raw).digest())
-
-
-def _entries(logged: LoggedRounds, whole: Collection[CommitId]) -> list[bytes]:
-    """The entries of a log with these contents, with acks on the `whole` bases only."""
-    entries = [_CERTIFICATE + base + raw for base, raw in logged.certificates]
-    entries += [_DISPLACED + base + raw for base, raw in logged.displaced]
-    for base, known in logged.bases.items():
-        entries += _entries_on(base, known, is_whole=base in whole)
-    return entries
-
-
-def _entries_on(base: CommitId, known: LoggedBase, *, is_whole: bool) -> list[bytes]:
-    entries = [
-        _CONTRIBUTION + base + offered.root + _WORK.pack(offered.tokens, offered.next_step)
-        for offered in known.contributions
-    ]
-    votes = ((_ACK, known.acked_before), (_ACK, known.acked), (_LONE_ACK, known.acked_lone))
-    acks = [(tag, entry) for tag, entry in votes if entry is not None]
-    if known.promised is not None:
-        has_forgotten = known.has_forgotten or (bool(acks) and not is_whole)
-        entries.append((_FORGOTTEN if has_forgotten else _PROMISE) + base + _ballot_bytes(known.promised))
-    if is_whole:
-        entries += [tag + base + _ballot_bytes(entry.ballot) + entry.record for tag, entry in acks]
-    return entries
-
-
-def _switch_entry(fork: CommitId, certificates: Sequence[bytes]) -> bytes:
-    return _SWITCH + fork + b"".join(_LENGTH.pack(len(raw)) + raw for raw in certificates)
-
-
-def _path(body: bytes) -> list[tuple[CommitId, bytes]]:
-    """The certificates in a switch, by base, oldest first."""
-    path: list[tuple[CommitId, bytes]] = []
-    while body:
-        (length,) = _LENGTH.unpack_from(body)
-        raw, body = body[_LENGTH.size : _LENGTH.size + length], body[_LENGTH.size + length :]
-        path.append((decode_record(decode_certificate(raw).record).parent, raw))
-    return path
-
-
-def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
-    if tag == _CONTRIBUTION and len(body) == 32 + _WORK.size:
-        tokens, next_step = _WORK.unpack(body[32:])
-        contribution = LoggedContribution(Root(body[:32]), tokens, next_step)
-        return replace(known, contributions=(*known.contributions, contribution))
-    if tag in (_PROMISE, _FORGOTTEN, _ACK, _LONE_ACK):
-        ballot, rest = _read_ballot(body)
-        promised = ballot if known.promised is None else max(known.promised, ballot)
-        known = replace(known, promised=promised, has_forgotten=known.has_forgotten or tag == _FORGOTTEN)
-        if tag == _ACK:
-            is_higher = known.acked is None or ballot >= known.acked.ballot
-            if not is_higher:
-                return known
-            is_other = known.acked is not None and known.acked.record != rest
-            before = known.acked if is_other else known.acked_before
-            return replace(known, acked=AckedRecord(ballot, rest), acked_before=before)
-        return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known
-    raise _damage(tag, body)
-
-
-def _damage(tag: bytes, body: bytes) -> StorageError:
-    return StorageError(
-        f"an entry {tag!r} of {len(body)} bytes in {LOG_NAME}", "entries written by potluck", "restore or rejoin"
-    )
+async def _write_own(own: BegunFile, data: bytes | memoryview) -> None:
+    try:
+        with trio.CancelScope(shield=True):  # all bytes are here: fetching them again would take longer
+            await _finish(own, data)
+    finally:
+        own.drop()
 
 
 async def _finish(begun: BegunFile, data: bytes | memoryview) -> None:

@@ -29,8 +29,10 @@ from coordinator.checkpoints.checkpoints import (
     unlisted_checkpoints,
     write_checkpoint,
 )
+from coordinator.presence.presence import PeerEntry, live_peers
+from coordinator.progress.chain_log import followed
 from coordinator.progress.run_core import Phase, RunState
-from coordinator.progress.run_view import PeerEntry, live_peers, root_by_majority
+from coordinator.progress.run_view import root_by_majority
 from coordinator.progress.stage_offsets import StageOffsets, seen
 from protocol.errors import PotluckError, TemporaryError, UnreachableError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
@@ -312,13 +314,8 @@ def _sides(chain: ChainLog, rows: Sequence[CheckpointRow]) -> tuple[Sequence[Che
     lineage that peers are about to show. Such a checkpoint is kept, and not counted, until the head reaches its round.
     """
     head = chain.head
-    known = [row for row in rows if row.index <= head.index or chain.knows(row.commit)]
-    first, left = min((row.index for row in known), default=0), {row.commit for row in known}
-    for commit, index in chain.behind(head.commit):
-        if index < first:
-            break
-        left.discard(commit)
-    return known, frozenset(left)
+    known, kept = [row for row in rows if row.index <= head.index or chain.knows(row.commit)], followed(chain)
+    return known, frozenset(row.commit for row in known if not kept.has(row.commit, row.index))
 
 
 def _remember(row: CheckpointRow, ledger: Ledger) -> None:
@@ -441,6 +438,7 @@ class Checkpointer:
             root=target.root,
             tokenizer=place.companions.tokenizer,
             adapter=place.companions.adapter,
+            template=place.companions.template,
         )
         if place.whole is None:
             return content

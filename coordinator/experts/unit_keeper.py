@@ -15,8 +15,9 @@ import structlog
 import trio
 
 from averaging.rounds.fetching.unit_mirror import DonorAnswer, follow
+from averaging.rounds.lineage.past.followed_line import FollowedLine
 from averaging.rounds.traffic.transfer import TransferService, read_request
-from averaging.state.unit_log import LOG_NAME
+from averaging.state.log_entries import LOG_NAME
 from coordinator.progress.lineage_trust import (
     Doubt,
     KeptLine,
@@ -32,7 +33,7 @@ from coordinator.progress.lineage_trust import (
 from coordinator.progress.unit_keeper_core import UnitClaims, askable, believable, next_visit, stand_elsewhere
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.names import peer_name
-from protocol.ids import CommitId, PeerId, UnitName, short
+from protocol.ids import PeerId, UnitName, short
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Network, Storage, Stream
@@ -101,17 +102,9 @@ class _Kept:
 
     def __init__(self, chain: UnitChain) -> None:
         tools = chain.tools
-        self._commits = tuple(link.commit for link in chain.links)
-        self._certificates = tuple(chain.certificates)
         self.line = _line_of(chain)
-        self.service = TransferService(tools.unit, tools.log, tools.generations, tools.grid, self._after)
-
-    def _after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
-        wanted = set(known)
-        for place in range(len(self._commits) - 1, -1, -1):
-            if self._commits[place] in wanted:
-                return self._certificates[place:]
-        return ()
+        kept = FollowedLine(list(chain.links), list(chain.line.certificates))
+        self.service = TransferService(tools.unit, tools.log, tools.generations, tools.grid, kept.after)
 
 
 def _line_of(chain: UnitChain) -> KeptLine:

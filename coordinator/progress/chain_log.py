@@ -1,5 +1,7 @@
 """The coordinator's log of a unit's commits. Every certificate is verified against its parent before it counts.
 
+Commits more than MAX_DEPTH behind the head are forgotten: no fork from there is followed. The ledger keeps a row of each.
+
 No I/O and no clock in here. The coordinator follows the same lineage as the peers, by the same rule. It has no vote: its view
 decides what it shows and suggests, never what a peer must follow.
 
@@ -15,6 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.ledger.ledger import CommitRow
+from coordinator.progress.links.known_links import Followed, KnownLinks
 from coordinator.progress.live_lineages import PeerHeads, lone_refused, without
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.host.calls import NO_COMMIT
@@ -23,6 +26,7 @@ from protocol.ids import CommitId, PeerId, Root, RunId, short
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.lineage import (
+    MANY_AT_ONCE,
     MAX_DEPTH,
     CommitTree,
     SpineView,
@@ -89,62 +93,7 @@ class Growth:
     forked: tuple[ChainLink, ...] = ()
 
 
-class _Links:
-    """Verified commits by id. A row of the ledger is decoded on first use."""
-
-    def __init__(self, genesis: ChainLink) -> None:
-        self._decoded = {genesis.commit: genesis}
-        self._raw: dict[CommitId, CommitRow] = {}
-        self._children: dict[CommitId, tuple[CommitId, ...]] = {}
-
-    def __contains__(self, commit: CommitId) -> bool:
-        return commit in self._decoded or commit in self._raw
-
-    def get(self, commit: CommitId) -> ChainLink | None:
-        """A link, or None.
-
-        Raises:
-            RemoteProtocolError: the ledger's row is damaged.
-        """
-        link, row = self._decoded.get(commit), self._raw.get(commit)
-        if link is None and row is not None:
-            link = link_of(decode_certificate(row.certificate).record)
-            if link.commit != commit:
-                raise RemoteProtocolError("a commit in the ledger under another id", "its own", "restore the ledger")
-            self.add(link)
-        return link
-
-    def add(self, link: ChainLink) -> None:
-        """Add a decoded commit."""
-        if link.commit not in self and link.parent is not None:
-            self._note_child(link.parent, link.commit)
-        self._decoded[link.commit] = link
-        self._raw.pop(link.commit, None)
-
-    def add_raw(self, row: CommitRow) -> None:
-        """Add a commit in the ledger's form."""
-        if row.commit not in self:
-            self._note_child(row.parent, row.commit)
-            self._raw[row.commit] = row
-
-    def _note_child(self, parent: CommitId, commit: CommitId) -> None:
-        self._children[parent] = (*self._children.get(parent, ()), commit)
-
-    def children(self, commit: CommitId) -> Iterator[ChainLink]:
-        """The known commits on a base. Raises RemoteProtocolError as `get`."""
-        for child in self._children.get(commit, ()):
-            if (link := self.get(child)) is not None:
-                yield link
-
-    def place(self, commit: CommitId) -> tuple[int, CommitId | None] | None:
-        """Round and parent of a commit, without decoding it; None for an unknown one."""
-        link, row = self._decoded.get(commit), self._raw.get(commit)
-        if link is not None:
-            return link.index, link.parent
-        return None if row is None else (row.index, row.parent)
-
-
-def _forked(links: _Links, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
+def _forked(links: KnownLinks, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
     made = [item.link for item in new if not item.link.is_lone]
 
     def beside(link: ChainLink) -> list[ChainLink]:
@@ -158,7 +107,7 @@ class ChainLog:
     """All verified commits of one unit, and the head of the best lineage."""
 
     def __init__(self, genesis: ChainLink, run_id: RunId, verifier: Verifier) -> None:
-        self._links = _Links(genesis)
+        self._links = KnownLinks(genesis)
         self._roots: dict[CommitId, dict[CommitId, Root]] = {}
         """State roots that commits attest, by the attested commit and then by the attesting one."""
 
@@ -168,6 +117,8 @@ class ChainLog:
         self._head = genesis
         self._refused: frozenset[CommitId] = frozenset()
         self._counted: frozenset[CommitId] = frozenset()
+        self.oldest = 0
+        """The round of the oldest commit that is remembered."""
 
     @property
     def tree(self) -> CommitTree:
@@ -247,7 +198,7 @@ class ChainLog:
             certificate = decode_certificate(raw)
             record = decode_record(certificate.record)
             parent = fresh.get(record.parent) or self._links.get(record.parent)
-            if parent is None:
+            if parent is None or parent.index < self.oldest:
                 orphan_index = record.index if orphan_index is None else orphan_index
                 continue
             known = self._links.get(commit_id(parent.commit, certificate.record))
@@ -290,9 +241,9 @@ class ChainLog:
             return after_ours
         reported = max(index, orphan_index or 0)
         here = reported + 1 if orphan_index is None else orphan_index
-        if here > after_ours:
+        if here > after_ours or here <= self.oldest + 1:  # from before what we remember nothing is followed
             return after_ours
-        return max(1, here - max(_STEP_BACK, min(after_ours, reported) - here))
+        return max(self.oldest + 1, here - max(_STEP_BACK, min(after_ours, reported) - here))
 
     def grown(self, new: Sequence[Verified], heads: PeerHeads = _NO_HEADS) -> Growth:
         """The log with what `verify` returned added, where live peers have these heads. Write it to the ledger before `take` makes
@@ -363,6 +314,12 @@ class ChainLog:
         self._head = growth.head
         self._refused = growth.refused
         self._tree = growth.tree.pruned(self._head.commit)
+        if self._tree.light_to != self._links.light_to:
+            self._links.lighten(self._tree)
+        if self._head.index - self.oldest > MAX_DEPTH + MANY_AT_ONCE:
+            self.oldest = self._head.index - MAX_DEPTH
+            self._links.forget(self.oldest)
+            self._roots = {commit: found for commit, found in self._roots.items() if commit in self._links}
         self._open_tree = without(self._tree, self._refused)
         return self._head is not before
 
@@ -370,9 +327,12 @@ class ChainLog:
         """Add what `verify` returned. Returns whether the head moved."""
         return self.take(self.grown(new))
 
-    def replay(self, rows: Sequence[CommitRow]) -> Sequence[CommitId]:
+    def replay(self, rows: Sequence[CommitRow], begins: CommitId | None = None) -> Sequence[CommitId]:
         """Rebuild the log from the ledger after a restart, parents before children. Signatures were checked before the rows were
         written. Most rows are decoded on first use, because decoding a long run takes longer than a restart may.
+
+        Args:
+            begins: the commit at which the rows begin, in place of the genesis; one of them. Earlier ones are in the archive.
 
         Returns:
             Commits whose parents the ledger lacks, oldest first. They count as soon as peers send the commits in between.
@@ -380,6 +340,13 @@ class ChainLog:
         Raises:
             RemoteProtocolError: a row of the ledger is damaged or inconsistent.
         """
+        first = next((row for row in rows if row.commit == begins), None)
+        if first is not None:
+            self._head = link = _link_of_row(first)
+            self._tree = self._open_tree = tree_of(link)
+            self.oldest = link.index
+            self._know(link)
+            rows = [row for row in rows if row is not first]
         known = {self._tree.root}
         linked: list[CommitRow] = []
         unlinked: list[CommitId] = []
@@ -412,7 +379,7 @@ class ChainLog:
         children: Counter[CommitId] = Counter()
         for row in rows:
             if row.parent in nodes:
-                nodes[row.commit] = TreeNode(self._decoded(row.commit), None)
+                nodes[row.commit] = TreeNode(self._decoded(row.commit), decode_certificate(row.certificate))
                 children[row.parent] += 1
         has_fork = any(count > 1 for count in children.values())
         has_lone = any(node.link.is_lone for node in nodes.values())
@@ -427,6 +394,18 @@ class ChainLog:
 
     def _know(self, link: ChainLink) -> None:
         self._links.add(link)
-        attested = link.record.agreed if link.record is not None else None
+        attested = link.agreed
         if attested is not None:
             self._roots.setdefault(attested.commit, {})[link.commit] = attested.state_root
+
+
+def followed(chain: ChainLog) -> Followed:
+    """The commits of the head's lineage that are remembered."""
+    return Followed(frozenset(commit for commit, _ in chain.behind(chain.head.commit)), chain.oldest)
+
+
+def _link_of_row(row: CommitRow) -> ChainLink:
+    link = link_of(decode_certificate(row.certificate).record)
+    if link.commit != row.commit:
+        raise RemoteProtocolError("a commit in the ledger under another id", "its own", "restore the ledger")
+    return link

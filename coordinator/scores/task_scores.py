@@ -10,6 +10,8 @@ import structlog
 
 from averaging.data.tasks.task_file import Prompts, TaskFile, open_task
 from averaging.data.tokenizer import ByteTokenizer
+from coordinator.progress.chain_log import followed
+from coordinator.progress.links.known_links import NOTHING_FOLLOWED, Followed
 from coordinator.scores.score_core import KnownScore, ScoredTask, ScoreFacts, TaskCurve, check_score, task_curve
 from coordinator.scores.score_rows import ScoreRow, put_score, score_rows
 from protocol.errors import PotluckError, RefusedError, StorageError, TemporaryError
@@ -174,7 +176,10 @@ class TaskScores:
         head = self._tracker.state.head
         if self._curves_of != (head, self._changes):
             followed = self._followed()
-            known = [score for score in self._known.values() if score.result.commit in followed]
+            rows = self._rows
+            known = [
+                score for place, score in self._known.items() if followed.has(rows[place].commit, rows[place].index)
+            ]
             self._curves = tuple(
                 task_curve(task, [score for score in known if score.result.task == name])
                 for name, task in self._tasks.items()
@@ -185,10 +190,10 @@ class TaskScores:
     def signed(self) -> list[tuple[ScoreRow, KnownScore]]:
         """The scores on the followed lineage, as they stand in the ledger and as they are understood, by rounds."""
         followed = self._followed()
-        rows = [row for row in self._rows.values() if row.commit in followed]
+        rows = [row for row in self._rows.values() if followed.has(row.commit, row.index)]
         rows.sort(key=lambda row: (row.index, row.task, row.part))
         return [(row, self._known[row.task, row.part, row.commit]) for row in rows]
 
-    def _followed(self) -> frozenset[CommitId]:
+    def _followed(self) -> Followed:
         chain = self._tracker.chain
-        return frozenset(commit for commit, _ in chain.behind(chain.head.commit)) if chain is not None else frozenset()
+        return followed(chain) if chain is not None else NOTHING_FOLLOWED

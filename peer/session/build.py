@@ -18,6 +18,7 @@ from averaging.codecs import Codec, codec_by_name
 from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.shards import DatasetManifest, ShardCache
 from averaging.data.sources.texts import Split
+from averaging.data.start_weights import StartShard
 from averaging.network.seams.interfaces import Storage
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.external_reducer import UnitShape
@@ -28,9 +29,10 @@ from averaging.rounds.lineage.unit_chain import UnitChain, lend
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
+from averaging.state.log_entries import LOG_NAME
 from averaging.state.start_state import start_root, start_state
 from averaging.state.state import STATE_BYTES_PER_VALUE, StateHeader, absent_state
-from averaging.state.unit_log import LOG_NAME, UnitLog
+from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from peer.membership.incarnation import remember_unit
 from peer.membership.joining import Membership, check_start
@@ -70,7 +72,7 @@ async def open_chains(
     verifier: Verifier,
     me: PeerId,
     restarted: Callable[[str], None],
-    given: Sequence[Path] = (),
+    given: Sequence[StartShard] = (),
     experts: Sequence[int] = (),
 ) -> tuple[UnitChain, ...]:
     """Open the lineages and states of all units held here from `folder`, the spine's first. `given`: shards of the run's initial
@@ -111,7 +113,7 @@ async def open_chains(
 
 
 async def _open_chain(
-    tools: UnitContext, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[Path]
+    tools: UnitContext, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[StartShard]
 ) -> UnitChain:
     """The lineage and the state of one unit. Raises as `open_chains`."""
     model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
@@ -263,7 +265,7 @@ def training_plan(
         total_tokens=config.run.total_tokens,
         max_memory_bytes=whole_bytes(own.max_memory_gb),
         is_paused=is_paused,
-        first_step=max(chain.data_position(me) for chain in chains),
+        first_step=max(chain.data_position() for chain in chains),
         num_fragments=config.num_fragments,
         adapter=config.adapter_config,
         mixture=config.mixture,

@@ -77,7 +77,7 @@ async def catch_up_by_snapshot(
                     aside.drop()
                     with trio.fail_after(STATE_WITHIN_S):
                         state = await download_state(download_tools(network, chain.tools), trusted, roots, on_progress)
-                    await chain.start_from(state, lineage.certificates)
+                    await chain.start_from(state, lineage.certificates, verified=lineage.links)
             if len(lineage.links) > 1:
                 break
         except RemoteProtocolError as error:
@@ -93,8 +93,7 @@ async def catch_up_by_snapshot(
 
 async def own_lineage(chain: UnitChain) -> Lineage:
     """The lineage of a unit as it is here."""
-    links, raws = tuple(chain.links), tuple(chain.certificates)
-    return await chain.tools.offload.run(lambda: Lineage(links, tuple(decode_certificate(raw) for raw in raws)))
+    return Lineage(tuple(chain.links), tuple(chain.line.certificates))
 
 
 class BestLineage:

@@ -19,7 +19,7 @@ import structlog
 
 from averaging.rounds.head_vector import VECTOR_LOG
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.state.unit_log import LOG_NAME
+from averaging.state.log_entries import LOG_NAME
 from averaging.storage.file_storage import DamagedLogError, check_log, sync_folder
 from peer.membership.incarnation import forget_incarnation
 from protocol.errors import StorageError

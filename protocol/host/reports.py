@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from protocol.grids import MOST_G_PER_KWH
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.host.report_pace import MAX_AGAIN_S
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
-from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, values_by_name
+from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
 from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
@@ -35,6 +37,9 @@ MAX_DOUBLE_VOTES: Final = 8
 """Proofs of double votes in one report."""
 
 MAX_ACK_BYTES: Final = 1024
+
+MAX_JOULES: Final = 1e15
+"""Of one process: a machine of a hundred kilowatts for three hundred years."""
 
 HELPING: Final = "helping"
 """The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
@@ -120,6 +125,48 @@ class AckPair:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergySpent:
+    """The counts of a peer's meters since its process started: `joules` of its cards and processor, by all programs, and the tokens
+    that it trained meanwhile. `g_per_kwh`: grams of CO2 a kilowatt-hour, its owner's or else the
+    run's.
+    """
+
+    joules: float
+    tokens: int = 0
+    g_per_kwh: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.joules) and 0 <= self.joules <= MAX_JOULES, f"{self.joules} J", f"0 to {MAX_JOULES:g}"
+        )
+        require(0 <= self.tokens <= _MAX_COUNT, f"{self.tokens} tokens", "0 to 2^60")
+        grams = self.g_per_kwh or 0.0
+        is_fine = math.isfinite(grams) and 0 <= grams <= MOST_G_PER_KWH
+        require(is_fine, f"{grams} g of CO2 a kWh", f"0 to {MOST_G_PER_KWH:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCounts:
+    """A peer's own counts of its work, which nobody checks.
+
+    Attributes:
+        source_tokens: of a mixture, tokens of each source that it trained on since its process started; empty without one.
+        energy: None without a meter.
+    """
+
+    source_tokens: tuple[int, ...] = ()
+    energy: EnergySpent | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.source_tokens) <= MAX_SOURCES, f"{len(self.source_tokens)} sources", f"at most {MAX_SOURCES}")
+        for count in self.source_tokens:
+            require(0 <= count <= _MAX_COUNT, f"{count} tokens of a source", "0 to 2^60")
+
+
+NO_COUNTS: Final = OwnCounts()
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReport:
     """A peer's report of itself, every few seconds, signed.
 
@@ -148,7 +195,7 @@ class PeerReport:
         lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
         could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
         double_votes: proofs that voters contradicted themselves, which this peer found or was shown.
-        source_tokens: of a mixture, tokens of each source that it trained on since its process started; empty without one.
+        counts: of its own since its process started.
         chosen: name and team, for display only. A received one that cannot be shown is empty.
     """
 
@@ -184,7 +231,7 @@ class PeerReport:
     could_tokens_per_s: float = 0.0
     double_votes: tuple[AckPair, ...] = ()
     chosen: ChosenName = NONE_CHOSEN
-    source_tokens: tuple[int, ...] = ()
+    counts: OwnCounts = NO_COUNTS
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -205,12 +252,14 @@ class PeerReport:
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
-        sizes["sources"] = len(self.source_tokens), MAX_SOURCES
-        for count in self.source_tokens:
-            require(0 <= count <= _MAX_COUNT, f"{count} tokens of a source", "0 to 2^60")
         sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
+
+    @property
+    def source_tokens(self) -> tuple[int, ...]:
+        """Of a mixture, tokens of each source that it trained on; empty without one."""
+        return self.counts.source_tokens
 
     @property
     def nickname(self) -> str:
@@ -224,6 +273,17 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StartNews:
+    """Why the run has not started, and the host's signed start record once it has (domain START_DOMAIN)."""
+
+    reason: str = ""
+    start_record: bytes = b""
+
+
+NO_START_NEWS: Final = StartNews()
+
+
+@dataclass(frozen=True, slots=True)
 class ReportReply:
     """The coordinator's head, and the index of the first certificate that it wants next.
 
@@ -234,6 +294,8 @@ class ReportReply:
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
         live_others: other peers that have reported lately and taken up the run.
+        again_in_s: seconds until the peer reports again unless it has something urgent; 0 from an older coordinator.
+        start: for a peer that waits for the start.
     """
 
     phase: str
@@ -246,10 +308,15 @@ class ReportReply:
     known_revocations: bytes = b""
     like: bytes = b""
     live_others: int = 0
+    again_in_s: float = 0.0
+    start: StartNews = NO_START_NEWS
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
+        require(
+            0.0 <= self.again_in_s <= MAX_AGAIN_S, f"a next report in {self.again_in_s} s", f"0 to {MAX_AGAIN_S:g} s"
+        )
 
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -262,6 +329,8 @@ def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
 def encode_report(report: PeerReport) -> bytes:
     """The payload of a report envelope."""
     body = pb.ReportBody(**values_by_name(report, pb.ReportBody))
+    if (energy := report.counts.energy) is not None:
+        body.energy.CopyFrom(pb.EnergyBody(**values_by_name(energy, pb.EnergyBody)))
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
     for moved in report.unit_bytes:
@@ -300,12 +369,17 @@ def decode_report(data: bytes) -> PeerReport:
         "revocations": tuple(body.revocations[:MAX_REVOCATIONS]),
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
-        "source_tokens": tuple(body.source_tokens[: MAX_SOURCES + 1]),
+        "counts": _decode_counts(tuple(values.pop("source_tokens"))[: MAX_SOURCES + 1], body),
         "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
         "chosen": ChosenName(received_name(values.pop("nickname")), received_name(values.pop("team"))),
         "double_votes": tuple(AckPair(p.one, p.other) for p in body.double_votes[: MAX_DOUBLE_VOTES + 1]),
     }
     return PeerReport(**values)
+
+
+def _decode_counts(source_tokens: tuple[int, ...], body: pb.ReportBody) -> OwnCounts:
+    energy = EnergySpent(**fields_by_name(body.energy)) if body.HasField("energy") else None
+    return OwnCounts(source_tokens, energy)
 
 
 def _decode_standing(body: pb.UnitBody) -> UnitStanding:
@@ -314,7 +388,10 @@ def _decode_standing(body: pb.UnitBody) -> UnitStanding:
 
 def encode_report_reply(reply: ReportReply) -> bytes:
     """The bytes of the answer to a report."""
-    return pb.ReportReply(**values_by_name(reply, pb.ReportReply)).SerializeToString(deterministic=True)
+    body = pb.ReportReply(**values_by_name(reply, pb.ReportReply))
+    if reply.start != NO_START_NEWS:
+        body.start.CopyFrom(pb.StartNews(reason=reply.start.reason, start_record=reply.start.start_record))
+    return body.SerializeToString(deterministic=True)
 
 
 def decode_report_reply(data: bytes) -> ReportReply:
@@ -322,4 +399,5 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
     require_hash_or_none("head", body.head)
     require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    return ReportReply(**fields_by_name(body))
+    start = StartNews(shown(body.start.reason), body.start.start_record)
+    return ReportReply(**fields_by_name(body), start=start)

@@ -138,6 +138,16 @@ def seal_of(envelope: bytes) -> bytes:
     return Seal(version, sequence, expires_unix_ms, envelope[-SIGNATURE_BYTES:]).packed()
 
 
+def taken_apart(envelope: bytes) -> tuple[bytes, bytes, bytes]:
+    """The sender's public key, the payload and the packed `Seal` of an envelope, unchecked: `enveloped` puts them together again.
+
+    Raises:
+        RemoteProtocolError: the bytes are too short to be an envelope.
+    """
+    packed = seal_of(envelope)
+    return _HEADER.unpack_from(envelope)[3], envelope[_HEADER.size : -SIGNATURE_BYTES], packed
+
+
 def enveloped(packed: bytes, *, domain: str, run_id: bytes, public_key: bytes, payload: bytes) -> bytes:
     """The envelope that this seal and this payload make; `open_envelope` judges it.
 
@@ -189,10 +199,11 @@ class ReplayGuard:
     """Remembers which sequence numbers came from each sender, in a sliding window below the highest (RFC 4303, section 3.4.3).
 
     Messages of one sender may arrive out of order, so a number below the highest is no replay by itself. Memory is bounded: the
-    latest MAX_GUARDED_SENDERS senders, and REPLAY_WINDOW numbers each; older numbers count as replays.
+    latest `most_senders`, and REPLAY_WINDOW numbers each; older numbers count as replays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_senders: int = MAX_GUARDED_SENDERS) -> None:
+        self._most_senders = most_senders
         self._seen: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def newest_session(self, sender: PeerId) -> int:
@@ -213,6 +224,6 @@ class ReplayGuard:
             window |= 1 << -ahead
         self._seen[envelope.sender] = (highest, window)
         self._seen.move_to_end(envelope.sender)
-        while len(self._seen) > MAX_GUARDED_SENDERS:
+        while len(self._seen) > self._most_senders:
             self._seen.popitem(last=False)
         return True

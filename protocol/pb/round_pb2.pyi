@@ -297,6 +297,16 @@ class StartRecord(_message.Message):
     rules: int
     def __init__(self, run_id: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[StartUnit, _Mapping]]] = ..., roster: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[int] = ..., started_unix_s: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., rules: _Optional[int] = ...) -> None: ...
 
+class Milestone(_message.Message):
+    __slots__ = ("genesis", "record", "state_root")
+    GENESIS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    genesis: bytes
+    record: bytes
+    state_root: bytes
+    def __init__(self, genesis: _Optional[bytes] = ..., record: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
+
 class Ack(_message.Message):
     __slots__ = ("unit", "base", "ballot", "commit", "lone", "before", "before_commit", "version")
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -328,14 +338,18 @@ class DoubleVote(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., one: _Optional[bytes] = ..., other: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("record", "acks", "leaves")
+    __slots__ = ("record", "acks", "leaves", "ack", "votes")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     acks: _containers.RepeatedScalarFieldContainer[bytes]
     leaves: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ..., leaves: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    ack: bytes
+    votes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ..., leaves: _Optional[_Iterable[bytes]] = ..., ack: _Optional[bytes] = ..., votes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("unit", "base", "ballot", "record", "holders", "leaves", "promises")

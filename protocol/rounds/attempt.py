@@ -16,6 +16,7 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds.expulsion import convict
 from protocol.rounds.lineage.chain import is_evidence, link_after
+from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
@@ -39,6 +40,7 @@ from protocol.rounds.participants import (
     MAX_BACKOFF_EXPONENT,
     brought_before,
     expected_tokens,
+    handing_on,
     others_here,
     proposed_within_s,
     reduce_within_s,
@@ -57,7 +59,7 @@ from protocol.rounds.queries import (
     ready_tokens,
     until_first_unit,
 )
-from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
 from protocol.rounds.schedule.proposal import make_record, mend_slices, plan_slices
 from protocol.rounds.schedule.target import MeasuredRound
 from protocol.rounds.state import Leading, RoundState, RoundStep
@@ -82,8 +84,8 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
     if not led.lone_voters and not quorum_in_reach(state, led.ballot, now_s):
         return stood_back(state, now_s, "too few members of the last round answer; training goes on")
-    peers = {config.me.peer, *(view.peer for view in others)}
-    if not led.lone_voters and not may_hand_on(state, led.ballot, peers, now_s):
+    peers = frozenset([config.me.peer, *(view.peer for view in others)])
+    if not led.lone_voters and not may_hand_on(state, led.ballot, handing_on(state, peers, now_s), now_s):
         return stood_back(state, now_s, f"{len(peers)} peers are caught up, too few members of the last round")
     here = {config.me.peer: config.me}
     here.update({view.peer: view.member for view in others if view.member is not None})
@@ -169,9 +171,12 @@ def _settle(
         until_first += ready_tokens(state, now_s) - offered
     whole = _next_target(state, offered, len(alive), now_s)
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
-    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
+    turns = turns_of_base(config.outer, state.tree.behind(state.link.commit))
+    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link, turns)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
-    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(state.link, record)
+    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(
+        state.link, record, {member.peer for member in proposal.members}
+    )
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
@@ -411,23 +416,24 @@ def certify(state: RoundState) -> RoundStep:
         )
     # Sent to ourselves as to anybody else: one path applies commits.
     committed = Committed(state.config.unit, certificate)
-    reason = f"round {state.link.index + 1} has {len(certificate.acks)} votes"
+    reason = f"round {state.link.index + 1} has {certificate.num_acks} votes"
     return RoundStep(state, (Send((state.config.me.peer,), committed, reason),), reason)
 
 
 def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate | None:
-    link = link_after(state.link, settle.record)
+    link, run_id = link_after(state.link, settle.record), state.config.run_id
     if link.is_lone:
         if set(link.roster) - led.acks.keys():
             return None
-        return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(link.roster)))
+        return compacted(Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(link.roster))), run_id)
     voters = electorate(state.link.roster, led.ballot, state.open.departures)
-    if not is_quorum(state.config.run_id, voters, led.acks.keys()):
+    if not is_quorum(run_id, voters, led.acks.keys()):
         return None
     # a goodbye that promised a higher ballot leaves its voter in the electorate; the record may have dropped it all the same
     gone = [peer for peer in state.open.leaves if peer not in voters or peer not in link.roster]
     leaves = tuple(state.open.leaves[peer].raw for peer in sorted(gone))
-    return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks), leaves)
+    acks = tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks)
+    return compacted(Certificate(settle.record, acks, leaves), run_id)
 
 
 def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> RoundStep:

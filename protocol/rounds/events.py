@@ -215,6 +215,10 @@ class LeaveOrdered:
     base: CommitId | None = None
     carrier: Member | None = None
 
+    def carrier_on(self, base: CommitId) -> Member | None:
+        """The peer that has our contribution on this base, if any."""
+        return self.carrier if self.base == base else None
+
 
 @dataclass(frozen=True, slots=True)
 class LeaveLogged:

@@ -1,6 +1,6 @@
 """Time and signs of life: ticks, heartbeats, live and dead peers, and whether a quorum is in reach (R4, R12 and R18).
 
-Rules: R3, R4, R12, R18 (protocol/rounds/RULES.md).
+Rules: R3, R4, R8, R12, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_our
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
-from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.participants import DEADLINE_FACTOR, has_room_for_leave, known_at_base
+from protocol.rounds.orders import Action, DropMember, PrepareContribution, SendHeartbeat
+from protocol.rounds.participants import DEADLINE_FACTOR, carriers, has_room_for_leave, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
@@ -32,6 +32,7 @@ from protocol.rounds.queries import (
     is_alive,
     is_due_or_open,
     is_gone,
+    is_over,
     is_suspected,
     own_heartbeat,
     quorum_in_reach,
@@ -61,6 +62,9 @@ MOST_ASKED: Final = 8
 questions of all to all would keep it overloaded. The leader asks all.
 """
 
+LEAVING_SOON_S: Final = 30.0
+"""For so long a peer opens no attempt once it was asked to leave; it is gone before that."""
+
 LONGER: Final = 1.25
 """An upload is announced again when it takes this many times as long as announced."""
 
@@ -81,18 +85,22 @@ def next_tick_s(state: RoundState) -> float:
 
 
 def awake(state: RoundState, now_s: float) -> RoundState:
-    """Notice that a tick is overdue: our process slept. Messages that waited are handled before that tick. They must not be judged as
-    if all others had been silent.
+    """Notice that a tick is overdue: our process slept, or is slow. Messages that waited are handled before that tick, and must not be
+    judged as if all others had been silent.
     """
     lag_s = now_s - state.pulse.tick_due_s
-    if not state.pulse.ticked_at_s or lag_s <= state.config.suspect_after_s:
+    if not state.pulse.ticked_at_s or lag_s <= 0.0:
         return state
-    return _next_tick_after(_slept(state, lag_s, now_s), now_s)
+    if lag_s > state.config.suspect_after_s:
+        state = _next_tick_after(_late(state, lag_s, now_s), now_s)
+    return replace(state, pulse=replace(state.pulse, stepped_at_s=now_s))
 
 
-def _slept(state: RoundState, lag_s: float, now_s: float) -> RoundState:
+def _late(state: RoundState, lag_s: float, now_s: float) -> RoundState:
+    """Nobody was silent while our tick was late. If no step was taken for long either, our process slept."""
     state = _forgive(state, lag_s, now_s) if lag_s > LEAST_LAG_S else state
-    woke_at_s = now_s if lag_s >= GONE_PATIENCE_S else state.pulse.woke_at_s
+    asleep_s = min(lag_s, now_s - state.pulse.stepped_at_s)
+    woke_at_s = now_s if asleep_s >= GONE_PATIENCE_S else state.pulse.woke_at_s
     return replace(state, pulse=replace(state.pulse, ticked_at_s=now_s, woke_at_s=woke_at_s))
 
 
@@ -102,7 +110,7 @@ def _next_tick_after(state: RoundState, now_s: float) -> RoundState:
 
 def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
-    state = _slept(
+    state = _late(
         state, min(event.lag_s, now_s - state.pulse.ticked_at_s), now_s
     )  # the rest was noticed without a tick
     if event.bringing:
@@ -398,6 +406,25 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     gone = _gone(certified.state, sender, now_s, "left")
     orders, reason = (*certified.actions, *gone.actions), certified.reason or gone.reason
     return RoundStep(gone.state, orders, reason, waiting=gone.waiting)
+
+
+def leaving_soon(state: RoundState, now_s: float) -> RoundStep:
+    """Our owner wants to go: take what is ready ahead of the round that would count it, and open none ourselves (R8)."""
+    opened = state.open
+    opened = replace(opened, quiet_until_s=max(opened.quiet_until_s, now_s + LEAVING_SOON_S))
+    state = replace(state, open=opened)
+    if opened.contribution is not None or opened.is_preparing:
+        return RoundStep(state, remark="our contribution on this base is taken, or being taken, already")
+    has_work = state.can_contribute and state.tokens_ready > 0 and not is_over(state)
+    if not has_work or opened.committing is not None or state.is_leaving:
+        return RoundStep(
+            state, remark="nothing is taken before we leave: nothing is ready, or a commit is being applied"
+        )
+    if opened.proposal is None and not carriers(state, now_s):
+        return RoundStep(state, remark="nothing is taken before we leave: nobody is here who could bring it")
+    reason = f"we leave soon: {state.tokens_ready} ready tokens are taken now, for the round to come"
+    state = replace(state, open=replace(opened, is_preparing=True))
+    return RoundStep(state, (PrepareContribution(state.link.commit, reason),), reason)
 
 
 def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:

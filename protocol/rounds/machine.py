@@ -165,7 +165,7 @@ def _voted(
         case PromiseLogged():
             return voting.promise_logged(state, event, now_s)
         case LeaveOrdered():
-            return voting.leave_ordered(state, event, now_s)
+            return liveness.leaving_soon(state, now_s) if event.is_soon else voting.leave_ordered(state, event)
         case LeaveLogged():
             return voting.leave_logged(state, event)
 
@@ -467,7 +467,7 @@ def _contribution_settled(state: RoundState, event: ContributionReady | Contribu
     if isinstance(event, ContributionReady):
         contribution = Contribution(event.root, event.tokens)
         opened = replace(opened, contribution=contribution, snapshot_at_s=now_s - event.taken_ago_s)
-        reason = f"contributing {event.tokens} tokens"
+        reason = f"contributing {event.tokens:,} tokens"
     else:
         reason = "no delta to offer: the trainer is away; reducing only"
     orders = (BeginExchange(opened.proposal, reason),) if opened.proposal is not None else ()

@@ -37,8 +37,9 @@ from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.fair_sending import FairSending, Ready, is_ready, no_head, send_evenly
 from averaging.state.generations import GenerationRef, Generations
+from averaging.state.log_entries import LoggedContribution
 from averaging.state.state import UnitState
-from averaging.state.unit_log import LoggedContribution, UnitLog
+from averaging.state.unit_log import UnitLog
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.messages import Certificate

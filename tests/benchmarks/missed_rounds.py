@@ -27,6 +27,7 @@ from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.messages.wire import decode_certificate
+from tests.averaging.rounds.round_world import raws_of
 from tests.benchmarks.results import Row
 from tests.simulation import virtual_time
 from tests.simulation.node import SimulatedOffload
@@ -94,7 +95,7 @@ async def _chain_at_head(world: World) -> UnitChain:
     await chain.restore()
     vectors = {name: getattr(donor.state, name).clone() for name in ("anchor_N", "momentum_N")}
     state = replace(donor.state, **vectors)  # the donor's own may move
-    await chain.start_from(state, [decode_certificate(raw) for raw in donor.certificates])
+    await chain.start_from(state, donor.line.certificates)
     return chain
 
 
@@ -117,7 +118,7 @@ async def _catch_up(world: World, chain: UnitChain) -> Caught:
     spans = map(world.grid.bounds, range(world.grid.num_chunks))
     update_bytes = sum(world.codec.encoded_bytes(stop - start) for start, stop in spans)
     by_snapshot = STATE_BYTES_PER_VALUE * NUM_VALUES + (chain.head.index - newest) * update_bytes
-    certificates = _served(world).certificates[begin : chain.head.index]
+    certificates = raws_of(_served(world))[begin : chain.head.index]
     least = min(len(certificates) * update_bytes, by_snapshot) + sum(map(len, certificates))
     is_equal = world.observed.roots[chain.head.commit] == chain.root
     return Caught(len(certificates), num_bytes, least, is_equal)

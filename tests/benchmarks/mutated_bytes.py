@@ -99,7 +99,7 @@ class Swarm:
     def lie(self, liar: Party, chance: random.Random, is_meant: Callable[[FetchRequest], bool]) -> list[str]:
         """One answer to such a request will be mutated; the list tells how, once it was."""
         hows: list[str] = []
-        service = TransferService(UNIT, liar.log, liar.generations, GRID, liar.chain.certificates_after)
+        service = TransferService(UNIT, liar.log, liar.generations, GRID, lambda known: liar.chain.line.after(known))
 
         def spoil(frame: bytes) -> bytes:
             changed, how = mutated(frame, chance)

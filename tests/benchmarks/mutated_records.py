@@ -11,7 +11,8 @@ from typing import Final
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
-from averaging.state.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, UnitLog
+from averaging.state.log_entries import LOG_NAME, LoggedContribution, LoggedRounds
+from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import PotluckError, StorageError

@@ -12,7 +12,8 @@ from typing import Final
 import trio
 
 from averaging.network.seams.offload import ThreadOffload
-from averaging.state.unit_log import LOG_NAME, LoggedBase, LoggedRounds, UnitLog
+from averaging.state.log_entries import LOG_NAME, LoggedBase, LoggedRounds
+from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from protocol.ids import CommitId
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import trio
 
 from averaging.network.seams.offload import ThreadOffload
-from averaging.state.unit_log import LoggedRounds, UnitLog
+from averaging.state.log_entries import LoggedRounds
+from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from peer.membership.joining import open_start_record
 from peer.membership.saved_membership import last_run_folder, load_membership

@@ -47,7 +47,6 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import genesis_link
-from protocol.rounds.messages.wire import decode_certificate
 from protocol.run.manifest import load_run_config
 from protocol.tensors.model_config import WHOLE_MODEL
 from tests.coordinator.checkpoints.loaded import load_checkpoint
@@ -150,13 +149,13 @@ def test_a_saved_peer_keeps_its_incarnation_and_counts_its_session_up(peer: Save
 async def test_every_certificate_of_a_saved_lineage_verifies_up_to_its_head(peer: SavedPeer) -> None:
     chain, told = await peer.open_chain()
     assert told == ["restarted at round 6; nothing was lost but steps that no round had counted"]
-    assert (chain.head.commit, chain.head.index, len(chain.certificates)) == (HEAD, NUM_ROUNDS, NUM_ROUNDS)
+    assert (chain.head.commit, chain.head.index, len(chain.line.certificates)) == (HEAD, NUM_ROUNDS, NUM_ROUNDS)
     verifier, link = Ed25519Verifier(), genesis_link(peer.start, chain.tools.unit)
-    for raw in chain.certificates:
-        link = verify_certificate(decode_certificate(raw), link, verifier=verifier, run_id=peer.membership.run_id)
+    for certificate in chain.line.certificates:
+        link = verify_certificate(certificate, link, verifier=verifier, run_id=peer.membership.run_id)
     assert link.commit == HEAD
     assert [link.is_lone for link in chain.links[1:]] == [True, False, False, False, False, False]
-    assert chain.data_position(PEER) > 0, "no step is trained twice"
+    assert chain.data_position() > 0, "no step is trained twice"
 
 
 async def test_every_saved_state_has_the_root_that_the_run_committed(peer: SavedPeer) -> None:

@@ -29,7 +29,7 @@ from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.lineage.round_reports import StateHealed
 from averaging.storage.file_storage import FileStorage
 from protocol.tensors.tensor_schema import ChunkGrid
-from tests.averaging.rounds.round_world import Party, RoundWorld, certificates
+from tests.averaging.rounds.round_world import Party, RoundWorld
 from tests.averaging.rounds.service_world import PeerSession, live, until
 from tests.virtual import InlineOffload
 
@@ -171,7 +171,7 @@ async def _join(newcomer: Party, donors: Sequence[PeerSession]) -> None:
         life.party.serve_fetches()  # the newcomer was not admitted, so the service itself would refuse it
     tools = download_tools(newcomer.network, newcomer.chain.tools)
     state = await download_state(tools, [life.party.peer for life in donors], {chain.rooted: chain.root})
-    await newcomer.chain.start_from(state, certificates(chain.certificates))
+    await newcomer.chain.start_from(state, chain.line.certificates)
 
 
 def main(arguments: Sequence[str]) -> None:

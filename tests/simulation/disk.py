@@ -14,9 +14,10 @@ from typing import Final
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES
 from averaging.rounds.lineage.retention import max_updates, update_bytes
 from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.state.log_entries import LOG_NAME
 from averaging.state.residual_files import FOLDER
 from averaging.state.state import STATE_BYTES_PER_VALUE
-from averaging.state.unit_log import LOG_NAME, LogLimits, UnitLog
+from averaging.state.unit_log import LogLimits, UnitLog
 from averaging.storage.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.estimates.unit_disk import MAX_PINNED, OLD_GENERATIONS

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from averaging.state.unit_log import LOG_NAME
+from averaging.state.log_entries import LOG_NAME
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from peer.status.health import DiskSight
 from protocol.errors import RemoteProtocolError

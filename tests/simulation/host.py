@@ -18,6 +18,7 @@ from coordinator.ledger.ledger import CommitRow
 from coordinator.progress.chain_log import ChainLog
 from peer.status.reporting import REPORT_EVERY_S, left_behind
 from protocol.errors import RemoteProtocolError
+from protocol.host.reports import MAX_CERTIFICATES
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal, superseded
 from protocol.identity.revocation import REVOKE_DOMAIN, fingerprint, has_others, missing
 from protocol.ids import CommitId, PeerId
@@ -228,7 +229,7 @@ class Host:
         for _ in range(MAX_STEPS):
             if self.log.knows(chain.head.commit):
                 break
-            want = self._take(node, chain.certificates[max(0, want - 1) :], chain.head.commit, chain.head.index)
+            want = self._take(node, chain.line.since(want, MAX_CERTIFICATES), chain.head.commit, chain.head.index)
         if not self.log.knows(chain.head.commit):
             raise Violation(f"the host asks {node.name} for commit {want}, and never comes to {chain.head.index}")
         if service.state.tree.has_fork:

@@ -411,7 +411,7 @@ class Node:
             open_round = await chain.votes_on_head()
         if isinstance(chain, WatchedChain):
             chain.look()
-        first_step = chain.data_position(self.peer)
+        first_step = chain.data_position()
         trainer = SimulatedTrainer(
             world.grid.num_elements,
             self.tokens_per_s,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from averaging.state.unit_log import LOG_NAME
+from averaging.state.log_entries import LOG_NAME
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import Applied, ContributionReady
 from protocol.rounds.orders import BeginExchange

@@ -9,6 +9,7 @@ from functools import partial
 from averaging.rounds.head_vector import VECTOR_LOG, read_moves
 from averaging.storage.memory_storage import MemoryDisk
 from protocol.ids import CommitId, UnitName
+from tests.averaging.rounds.round_world import raws_of
 from tests.simulation.keeping import KEEPER, SimulatedKeeper
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES
 from tests.simulation.node import Node
@@ -383,7 +384,7 @@ async def _dies_while_heads_move(scene: Scene, num_writes: int) -> None:
     await scene.until(has_started, "the start")
     expect(len(moves) > 1, "several fragments were to move")
     for move in moves:
-        certificates = victim.services[move.unit].chain.certificates
+        certificates = raws_of(victim.services[move.unit].chain)
         expect(set(move.certificates) <= set(certificates), f"{move.unit} is where the record says, from the start on")
     await scene.until(partial(is_one, scene), "agreement", 300.0)
 

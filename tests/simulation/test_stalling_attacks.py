@@ -16,6 +16,7 @@ from protocol.ids import CommitId, PeerId, Root
 from protocol.pb import round_pb2
 from protocol.rounds.bad_results import may_have_been_acked
 from protocol.rounds.lineage.chain import open_ack
+from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import (
     Ack,
@@ -152,7 +153,7 @@ def test_an_ack_with_more_bytes_than_it_needs_is_dropped_and_gets_into_no_certif
     certificates = [
         sent.certificate for seat in table.live() for sent in seat.sent(Committed) if isinstance(sent, Committed)
     ]
-    assert all(len(ack) <= MAX_VOTE_BYTES for certificate in certificates for ack in certificate.acks)
+    assert all(len(ack) <= MAX_VOTE_BYTES for certificate in certificates for ack in acks_of(certificate, RUN_ID))
 
 
 def _without_chunks(record: bytes) -> bytes:
@@ -344,7 +345,7 @@ def test_an_ack_that_could_never_convict_its_voter_is_counted_by_no_leader() -> 
     for link, certificate in honest[0].disk.chain[-8:]:
         assert link.record is not None
         if link.record.ballot.peer != liar.peer:
-            voters = [open_ack(raw, verifier=HashVerifier(), run_id=RUN_ID)[0] for raw in certificate.acks]
+            voters = [open_ack(raw, verifier=HashVerifier(), run_id=RUN_ID)[0] for raw in acks_of(certificate, RUN_ID)]
             assert liar.peer not in voters
 
 

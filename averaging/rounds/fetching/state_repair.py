@@ -8,6 +8,7 @@ Rules: R21 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -15,6 +16,7 @@ import trio
 
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import download_state, download_tools
+from averaging.rounds.lineage.earlier_states import recomputed
 from averaging.rounds.lineage.round_reports import Publish, StateDiffers, StateHealed
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import UnitChain
@@ -62,7 +64,7 @@ class Healer:
 
     async def _try(self) -> bool:
         """Try our own disk, then other peers."""
-        for source in (self._chain.recomputed, self._fetched):
+        for source in (partial(recomputed, self._chain), self._fetched):
             try:
                 state = await source()
                 if state is None:

@@ -20,9 +20,10 @@ import trio
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import MAX_DONORS, download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
+from averaging.rounds.lineage.earlier_states import rebuilt
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.state_aside import StateAside, set_aside
-from averaging.rounds.lineage.unit_chain import UnitChain, rebuilt
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
@@ -183,7 +184,7 @@ def _continued(
 def _is_better(chain: UnitChain, branch: _Branch, spine: SpineView | None) -> bool:
     """Whether a donor's commits after the fork are to be followed instead of ours."""
     place = [link.commit for link in chain.links].index(branch.fork)
-    ours = zip(chain.links[place + 1 :], map(decode_certificate, chain.certificates[place:]), strict=True)
+    ours = zip(chain.links[place + 1 :], chain.line.certificates[place:], strict=True)
     theirs = [(node.link, node.certificate) for node in branch.nodes if node.certificate is not None]
     tree = tree_of(chain.links[place]).add_all([*ours, *theirs])
     return best_head(tree, spine=spine) == branch.links[-1].commit

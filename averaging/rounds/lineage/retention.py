@@ -51,6 +51,13 @@ async def genesis_state(genesis: Genesis, tools: UnitContext) -> UnitState:
         raise UnreachableError(error.found, expected, "the state comes from other peers") from error
 
 
+async def first_state(genesis: Genesis, tools: UnitContext, root: ChainLink) -> UnitState | None:
+    """The state at the beginning of a lineage, in memory of its own; None where that is a milestone: no state there can be made
+    again. Raises as `genesis_state`.
+    """
+    return await genesis_state(genesis, tools) if not root.index else None
+
+
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
     """Bytes of one commit's results, encoded chunk by chunk; all chunks but the last have one size."""
     return len(span_bytes(codec, grid, 0, grid.num_chunks))
@@ -82,8 +89,9 @@ def generation_spacing(tools: UnitContext) -> int:
 
 def on_lineage(links: Sequence[ChainLink], on_disk: Sequence[GenerationRef]) -> list[ChainLink]:
     """The links of a lineage whose generations are on disk, oldest first."""
-    begun = [ref for ref in on_disk if ref.index < len(links)]
-    return [links[ref.index] for ref in begun if links[ref.index].commit == ref.commit]
+    first = links[0].index
+    begun = [(links[ref.index - first], ref) for ref in on_disk if 0 <= ref.index - first < len(links)]
+    return [link for link, ref in begun if link.commit == ref.commit]
 
 
 def kept_generations(tools: UnitContext, links: Sequence[ChainLink], found: Sequence[ChainLink]) -> set[CommitId]:
@@ -105,9 +113,10 @@ def kept_bases(tools: UnitContext, links: Sequence[ChainLink], found: Sequence[C
     """The bases whose results stay: as many as updates are kept, and the head. Those that lead from a generation (`found`, as
     above) to the last commit that a quorum made come first, then the newest.
     """
-    agreed, most = last_agreed(links).index, num_kept_updates(tools) + 1
-    begin = max((link.index for link in found if link.index <= agreed), default=0)
-    bases = {link.commit for link in links[begin:agreed]} if agreed - begin <= generation_spacing(tools) else set()
+    first, agreed, most = links[0].index, last_agreed(links).index, num_kept_updates(tools) + 1
+    begin = max((link.index for link in found if link.index <= agreed), default=first)
+    is_short = agreed - begin <= generation_spacing(tools)
+    bases = {link.commit for link in links[begin - first : agreed - first]} if is_short else set()
     for link in reversed(links):
         if len(bases) >= most:
             break

@@ -5,9 +5,10 @@ Rules: R8, R19, R21, R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import structlog
 import torch
@@ -15,18 +16,22 @@ import trio
 
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift, HeadState, Loan
+from averaging.rounds.lineage.past.beginning import begin_anew, begin_later, first_link
+from averaging.rounds.lineage.past.followed_line import FollowedLine
+from averaging.rounds.lineage.past.offered_work import OfferedWork
 from averaging.rounds.lineage.unit_log_view import EarlierVotes, followed, led_to
 from averaging.rounds.lineage.updates import UnitContext, Updates
-from averaging.state.state import UnitState, is_absent
-from averaging.state.unit_log import LoggedContribution, LoggedRounds
+from averaging.state.log_entries import LoggedContribution, LoggedRounds
+from averaging.state.state import StateHeader, UnitState, absent_state, is_absent
 from protocol.errors import LocalProtocolError, PotluckError, StorageError
 from protocol.estimates.unit_disk import Occasion
-from protocol.ids import CommitId, PeerId, Root
+from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, TreeNode, tree_of
+from protocol.rounds.lineage.milestones import SignedMilestone
 from protocol.rounds.messages.messages import Certificate
-from protocol.rounds.messages.wire import encode_certificate
+from protocol.rounds.messages.wire import commit_id, encode_certificate
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
@@ -63,8 +68,10 @@ class UnitChain:
         self.tools = tools
         self.updates = Updates(tools)
         self.genesis: keeping.Genesis = remake or genesis
-        self.links: list[ChainLink] = [genesis_link(start_record, tools.unit)]
-        self.certificates: list[bytes] = []
+        self._start = genesis_link(start_record, tools.unit)
+        self.line = FollowedLine([self._start], [])
+        """The lineage up to the head. It begins at the genesis, or at a milestone that lies far behind the head."""
+
         self.held = HeadState(genesis, is_lent=remake is None)
         """The state, and whether commits may move its vectors in place."""
         self.root = Root(bytes(32))
@@ -81,8 +88,8 @@ class UnitChain:
         self.is_sound = True
         """False while our state differs from the one that the run attests (R21); state_repair.py replaces it."""
         self.became_unsound = trio.Event()
-        self._tree = tree_of(self.links[0])
-        self._offered: dict[CommitId, tuple[LoggedContribution, ...]] = {}
+        self._tree = tree_of(self._start)
+        self._offered = OfferedWork()
         self._votes = EarlierVotes()
 
     @property
@@ -91,27 +98,23 @@ class UnitChain:
         return self.held.state
 
     @property
+    def links(self) -> list[ChainLink]:
+        """The links of the lineage, oldest first."""
+        return self.line.links
+
+    @property
     def head(self) -> ChainLink:
         """The newest applied link."""
-        return self.links[-1]
+        return self.line.head
 
     @property
     def tree(self) -> CommitTree:
-        """Everything that the log proves, also beyond the head if bytes were lost."""
+        """Everything that the log proved when it was read, also beyond the head if bytes were lost. The rounds take it over."""
         return self._tree
 
-    def certificates_after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
-        """Certificates of our lineage after the newest of these commits that is on it, oldest first; empty if none is."""
-        wanted = set(known)
-        for position in range(len(self.links) - 1, -1, -1):
-            if self.links[position].commit in wanted:
-                return tuple(self.certificates[position:])
-        return ()
-
-    def certificate_on(self, base: CommitId) -> bytes | None:
-        """The certificate of the commit of our lineage whose parent is `base`."""
-        after = self.certificates_after([base])
-        return after[0] if after else None
+    def forget_tree(self) -> None:
+        """The rounds have taken the tree over."""
+        self._tree = tree_of(self.head)
 
     # --- the start of a process -----------------------------------------------------------------------------------------------
 
@@ -122,10 +125,12 @@ class UnitChain:
             StorageError: the log does not continue the start record: the folder belongs to another run.
         """
         logged = await self.tools.log.load()
-        # verifying a long run's certificates takes seconds, in which other peers must hear from us
-        read = partial(followed, self.links[0], logged, self._verified)
-        self.links, self.certificates, self._tree = await self.tools.offload.run(read)
-        self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
+        first = first_link(self.tools.milestones, self._start, logged.begins)
+        # reading a long run's certificates takes a while, in which other peers must hear from us
+        self.line, self._tree = await self.tools.offload.run(partial(followed, first, logged, self._verified))
+        if self.tools.milestones is not None:
+            self.tools.milestones.lines[self.tools.unit] = lambda index: self.line.commit_at(index)
+        self._offered = OfferedWork(logged)
         logged_lineage = list(self.links)
         await self.restore_state()
         open_round = self._read_votes(logged)
@@ -148,13 +153,16 @@ class UnitChain:
         """Read the state from the disk, or make it again. Raises StorageError: the disk cannot be read."""
         commits, attested = [link.commit for link in self.links], attested_roots(self.links)
         newest = await self.tools.generations.load_newest(commits, attested)
-        state = self.state
+        state: UnitState | None = self.state
         if newest is not None:
             for problem in newest[2]:
                 log.warning("generation_damaged", reason=problem)
             state = newest[0]
-        elif len(self.links) > 1 or is_absent(state):
-            state = await keeping.genesis_state(self.genesis, self.tools)
+        elif len(self.links) > 1 or is_absent(self.state):
+            state = await keeping.first_state(self.genesis, self.tools, self.line.root)
+        if state is None:
+            self._stand_without_state()
+            return
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
             data = await self.updates.read_good(link)
@@ -164,52 +172,78 @@ class UnitChain:
             # A generation that no commit attests may have been damaged before it was written: a later root shows that.
             if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
                 self.doubt()
-        del self.links[commits.index(state.head) + 1 :]
-        del self.certificates[len(self.links) - 1 :]
+        self.line.replace_after(commits.index(state.head), (), ())
         self._stand_at(state, await self.updates.root(state))
 
-    def data_position(self, me: PeerId) -> int:
-        """The local step to resume from: after the last one that a commit of this chain counted, or that an offered contribution
-        may still count. No commit can count later steps, so their data is read again. No step is counted twice.
+    def _stand_without_state(self) -> None:
+        """No good state is on the disk, and none can be made, since the lineage does not begin at the genesis. One has to come from
+        other peers. Until then ours is of no use (R21).
         """
-        behind = {link.commit for link in self.links[:-1]}
-        counted: dict[CommitId, Root] = {}
-        for link in self.links:
-            entry = link.record.contributor(me) if link.record is not None else None
-            if entry is not None and link.record is not None:
-                counted[link.record.parent] = entry.root
-        position = 0
-        for base, contributions in self._offered.items():
-            for offered in contributions:
-                if counted.get(base) == offered.root or base not in behind:
-                    position = max(position, offered.next_step)
-        return position
+        head = self.head
+        header = StateHeader(head.unit, head.commit, head.index, head.total_tokens)
+        self.held.stand_at(absent_state(header, self.tools.grid.num_elements))
+        self.held.is_torn = True
+        self.root, self.rooted = Root(bytes(32)), head.commit
+        self.doubt()
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether there is no state here at all."""
+        return self.held.is_torn and is_absent(self.state)
+
+    def data_position(self) -> int:
+        """The local step to resume from (offered_work.py)."""
+        return self._offered.next_step(self.line)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
         """Write our contribution on a base to disk, before its header leaves (R8)."""
         await self.tools.log.log_contribution(base, contribution)
-        self._offered[base] = (*self._offered.get(base, ()), contribution)
+        self._offered.add(base, contribution)
 
-    async def start_from(self, state: UnitState, certificates: Sequence[Certificate]) -> None:
+    async def start_from(
+        self,
+        state: UnitState,
+        certificates: Sequence[Certificate],
+        milestone: SignedMilestone | None = None,
+        verified: Sequence[ChainLink] = (),
+    ) -> None:
         """Adopt a downloaded state before the rounds begin: the chain up to its commit is verified, logged and becomes ours.
 
+        Args:
+            certificates: from our oldest link on, or from the milestone on.
+            milestone: where the lineage begins, if ours does not lead to the state.
+            verified: links that the caller has verified already.
+
         Raises:
-            RemoteProtocolError: the certificates do not lead from the start to the state.
+            RemoteProtocolError: the certificates do not lead from there to the state.
         """
-        led = partial(led_to, self.links[0], self._tree, state.head, certificates, self._verified)
-        links, raws, tree = await self.tools.offload.run(led)
+        first = self.line.root if milestone is None else milestone.link
+        known = {link.commit: link for link in (*self.links, *verified)}
+        led = partial(led_to, first, self._tree, state.head, certificates, partial(self._verified, known=known))
+        line, tree = await self.tools.offload.run(led)
         root = await self.updates.root(state)
         # certificates first: the next start cannot use a generation that the log does not lead to
-        await self.tools.log.log_lineage(self.head.commit, raws[len(self.certificates) :])
+        if milestone is not None:
+            await begin_anew(self.tools.log, milestone, self.line, self._offered)
+        base, own = (self.head.commit, len(self.line.certificates)) if milestone is None else (first.commit, 0)
+        await self.tools.log.log_lineage(base, [encode_certificate(each) for each in line.certificates[own:]])
         await self.tools.generations.write(state, root)
-        self.links, self.certificates, self._tree = links, raws, tree
+        self.line, self._tree = line, tree
         self._stand_at(state, root)
         await self.tools.generations.incoming.clear()
-        await self._sweep_updates(links)
+        await self._sweep_updates(self.links)
         if self.tools.feedback is not None:
             await self.tools.feedback.follow(self.links, self.tree)
+        self.line.lighten()
+        if milestone is not None:
+            await self._tidy_log(is_due=True)
 
-    def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
+    def _verified(
+        self, certificate: Certificate, parent: ChainLink, known: Mapping[CommitId, ChainLink] = MappingProxyType({})
+    ) -> ChainLink:
+        link = known.get(commit_id(parent.commit, certificate.record))
+        if link is not None:
+            return link
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
 
     # --- the next commit ------------------------------------------------------------------------------------------------------
@@ -241,8 +275,7 @@ class UnitChain:
             raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
         raw = encode_certificate(certificate)
         applied = await self._step(link, data, partial(self.tools.log.log_certificate, link.parent, raw), begin_shift)
-        self.links.append(link)
-        self.certificates.append(raw)
+        self.line.append(link, certificate)
         self.is_kept = False
         if self._differs(link):
             self.doubt()
@@ -287,7 +320,8 @@ class UnitChain:
             if self.rooted != self.state.head:
                 return  # another commit came first: its own `keep` follows
             await self._keep_generation(occasion)
-            await self._tidy_log()
+            is_shorter = await begin_later(self.tools.log, self.tools.milestones, self.line, self._offered)
+            await self._tidy_log(is_due=is_shorter)
             self.is_kept = True
 
     def _stand_at(self, state: UnitState, root: Root) -> None:
@@ -303,26 +337,10 @@ class UnitChain:
         self.became_unsound.set()
 
     def _differs(self, link: ChainLink) -> bool:
-        attested = link.record.agreed if link.record is not None else None
+        attested = link.agreed
         return attested is not None and self._roots.get(attested.commit, attested.state_root) != attested.state_root
 
     # --- a state that differs from what the run attests -----------------------------------------------------------------------
-
-    async def recomputed(self) -> UnitState | None:
-        """The state at a commit of ours with the root that the run attests, from our own disk; None if the log's root differs."""
-        attested, commits = attested_roots(self.links), [link.commit for link in self.links]
-        newest = await self.tools.generations.load_newest(attested, attested)
-        state = newest[0] if newest is not None else await keeping.genesis_state(self.genesis, self.tools)
-        last = max((commits.index(commit) for commit in attested if commit in commits), default=0)
-        for link in self.links[commits.index(state.head) : last + 1]:
-            if link.commit != state.head:
-                data = await self.updates.read_good(link)
-                if data is None:
-                    return None
-                state = await self.updates.step_in_place(state, link, data)
-            if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
-                return None  # the same arithmetic fails again: get the state from other peers
-        return state if state.head in attested else None
 
     async def replace_state(self, state: UnitState) -> torch.Tensor | None:
         """Replace the head's state by the one that follows from `state`, at a commit of ours; returns the anchor's shift, (N,)
@@ -367,8 +385,9 @@ class UnitChain:
         """Number of newest bases on which acks are kept in full."""
         return keeping.num_kept_votes(self.tools)
 
-    async def _tidy_log(self) -> None:
-        await self.tools.log.tidy([link.commit for link in self.links[-self.num_kept_votes :]])
+    async def _tidy_log(self, *, is_due: bool = False) -> None:
+        newest = [link.commit for link in self.links[-self.num_kept_votes :]]
+        await self.tools.log.tidy(newest, is_due=is_due)
 
     @property
     def disk_bound_bytes(self) -> int:
@@ -386,13 +405,6 @@ class UnitChain:
             log.warning("updates_not_dropped", reason=error.one_line())
 
     # --- another lineage ------------------------------------------------------------------------------------------------------
-
-    async def state_at(self, commit: CommitId) -> UnitState | None:
-        """The state at a commit of our lineage, lent or rebuilt; None if that is not possible."""
-        async with self.moving:  # no step is being made
-            if commit == self.state.head:
-                return None if self.held.is_torn else self.held.lend_while_used()
-        return await rebuilt(self, commit)
 
     async def replay(self, state: UnitState, path: Sequence[TreeNode], *, is_own: bool) -> UnitState:
         """The state after these commits, whose bytes are on disk; `is_own` if the memory of `state` may be taken over.
@@ -415,10 +427,6 @@ class UnitChain:
         anchor_N = fork_state.anchor_N if fork_state is not None else None
         return PreparedSwitch(fork, path, anchor_N, state, await self.updates.root(state))
 
-    def has(self, commit: CommitId) -> bool:
-        """Whether a commit is on our lineage."""
-        return any(link.commit == commit for link in self.links)
-
     async def switch(self, prepared: PreparedSwitch) -> OpenRound:
         """Flip the head in one durable record (R24). Returns what is known of votes on the new head.
 
@@ -437,10 +445,12 @@ class UnitChain:
         return await self._flip(prepared), is_written
 
     async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
-        position = next(i for i, link in enumerate(self.links) if link.commit == prepared.fork)
+        position, nodes = self.line.place(prepared.fork), prepared.path
+        if position is None:
+            raise LocalProtocolError("a switch at a commit of another lineage", "a fork of our own")
         lost = self.links[position + 1 :]
-        self.links[position + 1 :] = [node.link for node in prepared.path]
-        self.certificates[position:] = _certificates_of(prepared)
+        proofs = [node.certificate for node in nodes if node.certificate is not None]
+        self.line.replace_after(position, [node.link for node in nodes], proofs)
         self._stand_at(prepared.state, prepared.root)
         await self._keep_generation(Occasion.REPLACED)
         await self.tools.generations.incoming.clear()
@@ -478,19 +488,3 @@ async def lend(chain: UnitChain) -> Loan:
     """The state at the head, which stays as it is until it is given back: a commit in that time makes another one."""
     async with chain.moving:
         return chain.held.lend()
-
-
-async def rebuilt(chain: UnitChain, commit: CommitId) -> UnitState | None:
-    """The state at a commit of a chain's lineage from what is on disk; None if that does not reach back so far."""
-    position = next((i for i, link in enumerate(chain.links) if link.commit == commit), None)
-    if position is None:
-        return None
-    before, tools = [link.commit for link in chain.links[: position + 1]], chain.tools
-    newest = await tools.generations.load_newest(before, attested_roots(chain.links))
-    state = newest[0] if newest is not None else await keeping.genesis_state(chain.genesis, tools)
-    for link in chain.links[before.index(state.head) + 1 : position + 1]:
-        data = await chain.updates.read_good(link)
-        if data is None:
-            return None
-        state = await chain.updates.step_in_place(state, link, data)
-    return state

@@ -15,21 +15,23 @@ from typing import TypeAlias
 
 import structlog
 
-from averaging.state.unit_log import LoggedBase, LoggedRounds
+from averaging.rounds.lineage.past.followed_line import FollowedLine
+from averaging.state.log_entries import LoggedBase, LoggedRounds
 from protocol.errors import RemoteProtocolError, StorageError, VersionError
 from protocol.ids import CommitId, short
-from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import CommitTree, tree_of
+from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink, light_link_of
+from protocol.rounds.lineage.lineage import NUM_WHOLE, CommitTree, tree_of
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.record import LAST_ATTEMPT
-from protocol.rounds.messages.wire import commit_id, decode_certificate, encode_certificate
+from protocol.rounds.messages.wire import commit_id, decode_certificate
 from protocol.rounds.state import OpenRound
 
 Verified = Callable[[Certificate, ChainLink], ChainLink]
 """The link of a certificate on this parent, checked."""
 
-Lineage: TypeAlias = tuple[list[ChainLink], list[bytes], CommitTree]
-"""Links from the genesis on, the certificates of all links after the genesis, and the tree of all that they prove."""
+Lineage: TypeAlias = tuple[FollowedLine, CommitTree]
+"""A lineage, and the tree of all that is proven, also beside it."""
 
 
 class EarlierVotes:
@@ -96,42 +98,59 @@ def with_displaced(
 def followed(first: ChainLink, logged: LoggedRounds, verified: Verified) -> Lineage:
     """The lineage that the log describes; the tree also holds abandoned lineages. An entry on a base behind the head was
     written after a start that had lost later bytes. The lineage continues from that entry.
+
+    Certificates of the lineage were verified before they were logged, and the log has checksums. So their signatures are not checked
+    again, and old links are read light. Each must continue the one before it.
+
+    Args:
+        first: the genesis, or the link of the milestone at which the log begins.
     """
-    links, raws = [first], list[bytes]()
+    links, certificates = [first], list[Certificate]()
     places = {links[0].commit: 0}
     found: list[tuple[ChainLink, Certificate]] = []
-    for base, raw in logged.certificates:
+    num_light = len(logged.certificates) - NUM_WHOLE
+    for number, (base, raw) in enumerate(logged.certificates):
         certificate, position = decode_certificate(raw), places.get(base)
         if position is None:
-            raise StorageError(
-                "a log with a gap or of another run", "one chain from the run's start", "use another folder"
-            )
+            raise _gap()
         if position + 1 < len(links):
             if commit_id(base, certificate.record) == links[position + 1].commit:
                 continue
             for link in links[position + 1 :]:
                 del places[link.commit]
-            del links[position + 1 :], raws[position:]
-        links.append(verified(certificate, links[-1]))
-        raws.append(raw)
+            del links[position + 1 :], certificates[position:]
+        links.append(_reread(links[-1], certificate.record, is_light=number < num_light))
+        certificates.append(certificate)
         places[links[-1].commit] = position + 1
         found.append((links[-1], certificate))
-    tree = tree_of(links[0]).add_all(found)
-    return links, raws, with_displaced(tree, logged.displaced, verified)
+    tree = tree_of(first).add_all(found)
+    return FollowedLine(links, certificates), with_displaced(tree, logged.displaced, verified)
+
+
+def _reread(parent: ChainLink, record: bytes, *, is_light: bool) -> ChainLink:
+    if not is_light:
+        return link_after(parent, record)
+    link = light_link_of(record)
+    if (link.parent, link.unit, link.index) != (parent.commit, parent.unit, parent.index + 1):
+        raise _gap()
+    return link
+
+
+def _gap() -> StorageError:
+    return StorageError("a log with a gap or of another run", "one chain from the run's start", "use another folder")
 
 
 def led_to(
     first: ChainLink, tree: CommitTree, head: CommitId, certificates: Sequence[Certificate], verified: Verified
 ) -> Lineage:
-    """The lineage up to a commit, each certificate verified."""
-    links, raws = [first], list[bytes]()
-    found: list[tuple[ChainLink, Certificate]] = []
+    """The lineage from the first link up to a commit, each certificate verified. The tree keeps what it knows beside it."""
+    links, proofs = [first], list[Certificate]()
     for certificate in certificates:
         if links[-1].commit == head:
             break
         links.append(verified(certificate, links[-1]))
-        raws.append(encode_certificate(certificate))
-        found.append((links[-1], certificate))
+        proofs.append(certificate)
     if links[-1].commit != head:
         raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
-    return links, raws, tree.add_all(found)  # keeps the other lineages of the log
+    kept = tree if first.commit in tree.nodes else tree_of(first)
+    return FollowedLine(links, proofs), kept.add_all(zip(links[1:], proofs, strict=True))

@@ -13,6 +13,7 @@ from averaging.arithmetic.outer_step import moves_momentum
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import Offload
 from averaging.rounds.lineage.next_state import Encoded, NextState, Seen, SliceBytes, examined, step_in_place
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.traffic.contribution import split_chunks
 from averaging.state.generations import Generations
@@ -57,6 +58,9 @@ class UnitContext:
 
     small_state_bytes: int = SMALL_STATE_BYTES
     """A state of at most this size is written after every commit."""
+
+    milestones: HeldMilestones | None = None
+    """The host's milestones; None: the lineage is kept from the start of the run on."""
 
     @property
     def result_codec(self) -> Codec:

@@ -9,7 +9,7 @@ Rules: R14, R19, R24 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -275,7 +275,7 @@ class TransferService:
         log_: ResultSource,
         generations: StateSource,
         grid: ChunkGrid,
-        certificates_after: Callable[[Sequence[CommitId]], Sequence[bytes]],
+        certificates_after: Callable[[Sequence[CommitId]], Iterable[bytes]],
     ) -> None:
         self._unit = unit
         self._log = log_

@@ -13,6 +13,7 @@ from protocol.identity.envelope import open_envelope
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
+from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
@@ -91,7 +92,7 @@ def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId
 
 def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
     """State roots by commit, as most contributors of later ones of these commits attest them."""
-    attested = [link.record.agreed for link in links if link.record is not None]
+    attested = (link.agreed for link in links)
     return {entry.commit: entry.state_root for entry in attested if entry is not None}
 
 
@@ -106,11 +107,11 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
             in one ballot.
     """
     link = link_after(parent, certificate.record)
-    if len(certificate.acks) > MAX_MEMBERS or len(certificate.leaves) > MAX_MEMBERS:
-        raise RemoteProtocolError(f"a certificate of {len(certificate.acks)} acks", f"at most {MAX_MEMBERS}")
+    if certificate.num_acks > MAX_MEMBERS or len(certificate.leaves) > MAX_MEMBERS:
+        raise RemoteProtocolError(f"a certificate of {certificate.num_acks} acks", f"at most {MAX_MEMBERS}")
     ballots: set[Ballot] = set()
     voters: set[PeerId] = set()
-    for raw in certificate.acks:
+    for raw in acks_of(certificate, run_id):
         voter, ack = open_ack(raw, verifier=verifier, run_id=run_id)
         if ack.commit != link.commit or ack.base != parent.commit:
             raise RemoteProtocolError("an ack of another commit in a certificate", "acks of its own record")

@@ -18,6 +18,7 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.identity.envelope import enveloped, open_envelope
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain import open_ack
+from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, claim_in
 from protocol.rounds.messages.claim import decode_claim, encode_claim
 from protocol.rounds.messages.messages import Certificate, Proposal, ResultHeader
@@ -70,7 +71,7 @@ def double_voters(
     one: Certificate, other: Certificate, check: SignatureCheck
 ) -> tuple[tuple[PeerId, bytes, bytes], ...]:
     """The voters that two certificates on one base convict, each with the two acks that prove it."""
-    ours, theirs = _by_voter(one.acks, check), _by_voter(other.acks, check)
+    ours, theirs = (_by_voter(acks_of(certificate, check.run_id), check) for certificate in (one, other))
     pairs = ((ours[peer], theirs[peer]) for peer in sorted(ours.keys() & theirs.keys()))
     found = ((double_voter(*pair, check), *pair) for pair in pairs)
     return tuple((voter, first, second) for voter, first, second in found if voter is not None)

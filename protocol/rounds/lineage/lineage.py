@@ -13,7 +13,7 @@ Rules: R22, R23 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
@@ -21,13 +21,19 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId
-from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.chain_link import ChainLink, lightened
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.record import NO_SPINE
 from protocol.rounds.messages.requests import MAX_KNOWN
 
 MAX_DEPTH: Final = 4096
 """Commits behind the head that are kept in the tree; a deeper fork is not followed."""
+
+NUM_WHOLE: Final = 512
+"""Newest links of a lineage that are whole in memory. Older ones are light: nothing but a choice between forks looks at them."""
+
+MANY_AT_ONCE: Final = 64
+"""Old commits that leave a tree, or become light in it, together: each change makes the tree anew."""
 
 NUM_DENSE: Final = 10
 
@@ -42,13 +48,16 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class CommitTree:
-    """Verified commits of one unit by id. `root` is the oldest one kept, `tip` the one added last."""
+    """Verified commits of one unit by id. `root` is the oldest one kept, `tip` the one added last. Links up to the index `light_to`
+    are light, but for those that came late.
+    """
 
     root: CommitId
     tip: CommitId
     nodes: Mapping[CommitId, TreeNode]
     has_fork: bool = False
     has_lone: bool = False
+    light_to: int = 0
 
     def add(self, link: ChainLink, certificate: Certificate) -> CommitTree:
         """The tree with one more commit, whose parent must be in it."""
@@ -83,22 +92,35 @@ class CommitTree:
 
     def common(self, one: CommitId, other: CommitId) -> CommitId | None:
         """The newest commit behind both, None when the fork lies deeper than the tree."""
-        behind: set[CommitId] = set()
-        here: CommitId | None = one
-        while here is not None and here in self.nodes:
-            behind.add(here)
-            here = self.nodes[here].link.parent
-        here = other
-        while here is not None and here in self.nodes:
-            if here in behind:
-                return here
-            here = self.nodes[here].link.parent
-        return None
+        of_one = {link.commit for link in self.behind(one)}
+        return next((link.commit for link in self.behind(other) if link.commit in of_one), None)
+
+    def behind(self, commit: CommitId) -> Iterator[ChainLink]:
+        """A commit and its ancestors as far as the tree goes, newest first."""
+        node = self.nodes.get(commit)
+        while node is not None:
+            yield node.link
+            parent = node.link.parent
+            node = None if parent is None else self.nodes.get(parent)
 
     def pruned(self, head: CommitId) -> CommitTree:
-        """The tree without commits more than MAX_DEPTH behind the head, on any branch; done rarely, many at a time."""
+        """The tree without commits more than MAX_DEPTH behind the head, on any branch, and with light links NUM_WHOLE behind it;
+        done rarely, MANY_AT_ONCE.
+        """
+        return self._lightened(self.nodes[head].link.index - NUM_WHOLE)._shortened(head)
+
+    def _lightened(self, light_to: int) -> CommitTree:
+        if light_to - self.light_to < MANY_AT_ONCE:
+            return self
+        nodes = {
+            commit: node if node.link.index > light_to or node.certificate is None else _light(node, node.certificate)
+            for commit, node in self.nodes.items()
+        }
+        return replace(self, nodes=MappingProxyType(nodes), light_to=light_to)
+
+    def _shortened(self, head: CommitId) -> CommitTree:
         index = self.nodes[head].link.index
-        if index - self.nodes[self.root].link.index <= 2 * MAX_DEPTH:
+        if index - self.nodes[self.root].link.index <= MAX_DEPTH + MANY_AT_ONCE:
             return self
         kept = self.path(self.root, head)
         if kept is None:
@@ -111,7 +133,12 @@ class CommitTree:
         parents = [node.link.parent for commit, node in nodes.items() if commit != root]
         tip = self.tip if self.tip in nodes else max(nodes, key=lambda commit: nodes[commit].link.index)
         has_lone = any(node.link.is_lone for node in nodes.values())
-        return CommitTree(root, tip, MappingProxyType(nodes), len(set(parents)) < len(parents), has_lone)
+        has_fork = len(set(parents)) < len(parents)
+        return CommitTree(root, tip, MappingProxyType(nodes), has_fork, has_lone, self.light_to)
+
+
+def _light(node: TreeNode, certificate: Certificate) -> TreeNode:
+    return node if node.link.is_light else TreeNode(lightened(node.link, certificate.record), certificate)
 
 
 def tree_of(root: ChainLink) -> CommitTree:
@@ -221,7 +248,7 @@ def _merits(
     merits: dict[CommitId, _Merit] = {}
     later = [node.link for node in tree.nodes.values() if node.link.index > fork.index]
     for link in sorted(later, key=lambda link: -link.index):
-        cited = link.record.spine if link.record is not None else NO_SPINE
+        cited = link.spine
         own = spine is None or cited in followed or spine.standing(cited) is Standing.FOLLOWED
         below = [merits[child.commit] for child in children.get(link.commit, ())]
         is_with_spine = own and (not below or any(merit.is_with_spine for merit in below))
@@ -233,11 +260,10 @@ def _merits(
 def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
     """Tokens credited in these commits after a fork, of each contributor in each of them at most the weight cap of the fork's own
     record (R22). Every record names its own cap, so a peer that commits alone could write any number; both sides agreed on the
-    fork's. The genesis names none: there a member counts for one round's worth at most.
+    fork's.
     """
-    cap = fork.record.weight_cap_tokens if fork.record is not None else max(1, fork.target_tokens)
-    records = [link.record for link in links if link.record is not None]
-    return sum(min(entry.credited_tokens, cap) for record in records for entry in record.contributors)
+    cap = fork.cap_tokens
+    return sum(min(tokens, cap) for link in links for tokens in link.credited)
 
 
 def work_class(fork: ChainLink, work_tokens: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from protocol.identity.envelope import SEAL_BYTES
+from protocol.identity.identity import KEY_BYTES
 from protocol.ids import HASH_BYTES
 from protocol.received import dropped, require
 
@@ -17,6 +19,9 @@ MAX_SLICES: Final = 32
 
 MAX_VOTE_BYTES: Final = 1024
 """An ack or a pre-vote in its envelope. Certificates and proposals carry up to MAX_MEMBERS of them."""
+
+VOTE_BYTES: Final = KEY_BYTES + SEAL_BYTES
+"""An ack in a certificate, without its payload: the voter's public key and its seal."""
 
 MAX_RECORDED_VOTE_BYTES: Final = 1 << 17
 """A promise or a goodbye in its envelope, with the record that it names. A record of MAX_MEMBERS newcomers takes half of that."""

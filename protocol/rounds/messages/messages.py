@@ -19,6 +19,7 @@ from protocol.rounds.messages.bounds import (
     MAX_MEMBERS,
     MAX_SLICES,
     MAX_TOKENS,
+    VOTE_BYTES,
     require_credential,
     require_hash,
     require_lost,
@@ -179,12 +180,28 @@ class Ack:
 class Certificate:
     """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (R15).
 
-    `leaves` are signed goodbyes of roster members that left on this base: they stop counting towards the quorum (R3).
+    Attributes:
+        acks: whole envelopes, of those voters whose ack has another payload. Certificates of older releases have all of them here.
+        leaves: signed goodbyes of roster members that left on this base: they stop counting towards the quorum (R3).
+        ack: the payload that most voters signed; empty where all acks are whole.
+        votes: what the envelopes of those voters have beside it, VOTE_BYTES each (lineage/compact.py).
     """
 
     record: bytes
-    acks: tuple[bytes, ...]
+    acks: tuple[bytes, ...] = ()
     leaves: tuple[bytes, ...] = ()
+    ack: bytes = b""
+    votes: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(bool(self.ack) == bool(self.votes), f"{len(self.votes)} votes on {len(self.ack)} bytes", "both or none")
+        for vote in self.votes:
+            require(len(vote) == VOTE_BYTES, f"a vote of {len(vote)} bytes", f"{VOTE_BYTES} bytes")
+
+    @property
+    def num_acks(self) -> int:
+        """The number of acks in both forms."""
+        return len(self.acks) + len(self.votes)
 
 
 @dataclass(frozen=True, slots=True)

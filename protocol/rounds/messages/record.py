@@ -5,9 +5,10 @@ Rules: R2, R3, R20, R21 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.received import require
@@ -177,6 +178,48 @@ class Attestation:
     state_root: Root
 
 
+_A = TypeVar("_A")
+
+
+def is_agreed(attested: _A, attestations: Sequence[_A], attests: Sequence[int], rules: int) -> bool:
+    """Whether more than half of the contributors name the `attested` pair. `attests`: the place of each one's pair, from 1."""
+    if not rules or attested not in attestations:
+        return True
+    return 2 * sum(place == attestations.index(attested) + 1 for place in attests) > len(attests)
+
+
+@dataclass(frozen=True, slots=True)
+class LightRecord:
+    """An old record without its contributors: the values by which forks are chosen, and its bytes for everything else.
+
+    Attributes:
+        credited: the credited tokens of each contributor.
+        agreed: as `CommitRecord.agreed`.
+    """
+
+    raw: bytes
+    parent: CommitId
+    weight_cap_tokens: int
+    lone: bool
+    spine: CommitId
+    credited: Sequence[int]
+    agreed: Attestation | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordGlance:
+    """A record that was read whole at an earlier time, as a link of its lineage: the voters that it hands on, and a light form."""
+
+    unit: UnitName
+    index: int
+    total_tokens: int
+    next_target_tokens: int
+    roster: tuple[PeerId, ...]
+    incarnations: tuple[int, ...]
+    rules: int
+    light: LightRecord
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
     """Everything that one commit did (R2). Its bytes, hashed with the parent id, are the commit id.
@@ -241,11 +284,13 @@ class CommitRecord:
         """The attested state, where more than half of the contributors computed it, else None. Of two or three that differ one alone
         could have others make their states again for ever. Older records do not tell who attests what.
         """
-        if self.attested is None or not self.rules or self.attested not in self.attestations:
-            return self.attested
-        place = self.attestations.index(self.attested) + 1
-        named = sum(entry.attests == place for entry in self.contributors)
-        return self.attested if 2 * named > len(self.contributors) else None
+        attests = [entry.attests for entry in self.contributors]
+        return self.attested if is_agreed(self.attested, self.attestations, attests, self.rules) else None
+
+    @property
+    def credited(self) -> Sequence[int]:
+        """The credited tokens of each contributor."""
+        return [entry.credited_tokens for entry in self.contributors]
 
     def contributor(self, peer: PeerId) -> Contributor | None:
         """The entry of `peer`, or None when nothing of it was counted."""

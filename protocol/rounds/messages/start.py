@@ -1,11 +1,12 @@
-"""The start of a run, signed by the host: its first voters, and the state from which each unit begins."""
+"""Places from which a lineage may begin, signed by the host: the start of the run, and settled commits long after it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.ids import PeerId, Root, UnitName
-from protocol.received import require
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.received import require, require_hash_or_none
+from protocol.rounds.messages.bounds import require_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,22 @@ class StartRecord:
     def __post_init__(self) -> None:
         numbers = len(self.incarnations)
         require(numbers in (0, len(self.roster)), f"{numbers} incarnations in a start record", "one a founder, or none")
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """Signed by the host: a commit of the lineage that it has verified from the start on.
+
+    Attributes:
+        genesis: the commit id before the first commit.
+        record: of the commit. Its id, voters, disks, tokens and rules follow from these bytes.
+        state_root: of the state after the commit, as a later commit attests it; empty where none does.
+    """
+
+    genesis: CommitId
+    record: bytes
+    state_root: Root
+
+    def __post_init__(self) -> None:
+        require_hash("genesis", self.genesis)
+        require_hash_or_none("state_root", self.state_root)

@@ -15,6 +15,7 @@ import operator
 import re
 import types
 import typing
+from array import array
 from collections.abc import Callable, Hashable, Iterable
 from hashlib import sha256
 from typing import Final, TypeVar, cast
@@ -22,11 +23,12 @@ from typing import Final, TypeVar, cast
 from google.protobuf.message import Message
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.pb import round_pb2
 from protocol.received import MAX_TEXT, parse
+from protocol.rounds.messages.bounds import require_hash
 from protocol.rounds.messages.messages import Certificate, RoundMessage
-from protocol.rounds.messages.record import CommitRecord
+from protocol.rounds.messages.record import Attestation, CommitRecord, LightRecord, RecordGlance, is_agreed
 from protocol.rounds.messages.requests import FetchRequest
 
 D = TypeVar("D")
@@ -258,6 +260,41 @@ def decode_record(data: bytes) -> CommitRecord:
     if record.rules and encode_record(record) != data:
         raise RemoteProtocolError(f"a record of {len(data)} bytes with others among them", "its own bytes only")
     return record
+
+
+def glance_at_record(data: bytes) -> RecordGlance:
+    """The link that a record makes, without its contributors, of a record that was read whole and verified at an earlier time. It
+    takes a fraction of the time of `decode_record`, and of its memory.
+
+    Raises:
+        RemoteProtocolError: not a record.
+    """
+    body = parse(round_pb2.CommitRecord, data, MAX_MESSAGE_BYTES)
+    require_hash("parent", body.parent)
+    attested = (body.attested.commit, body.attested.state_root)
+    pairs = [(pair.commit, pair.state_root) for pair in body.attestations]
+    is_named = body.HasField("attested") and is_agreed(
+        attested, pairs, [entry.attests for entry in body.contributors], body.rules
+    )
+    light = LightRecord(
+        data,
+        CommitId(body.parent),
+        body.weight_cap_tokens,
+        body.lone,
+        CommitId(body.spine),
+        array("Q", [entry.credited_tokens for entry in body.contributors]),
+        Attestation(CommitId(attested[0]), Root(attested[1])) if is_named else None,
+    )
+    return RecordGlance(
+        UnitName(body.unit),
+        body.index,
+        body.total_tokens,
+        body.next_target_tokens,
+        tuple(map(PeerId, body.roster)),
+        tuple(body.incarnations),
+        body.rules,
+        light,
+    )
 
 
 def commit_id(parent: CommitId, record: bytes) -> CommitId:

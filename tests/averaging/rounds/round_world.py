@@ -15,6 +15,7 @@ from averaging.codecs import Codec, codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Storage, Stream
 from averaging.rounds.lineage.head_state import AppliedCommit
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.contribution import encode_chunks, result_root
@@ -28,7 +29,8 @@ from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain import link_after, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import TreeNode
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, sum_in
+from protocol.rounds.lineage.milestones import seal_milestone
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, SignatureCheck, sum_in
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
     Ack,
@@ -44,8 +46,8 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import NO_SPINE, Ballot, CommitRecord, Included, Omission, OmissionCode, OuterStep
 from protocol.rounds.messages.requests import ContributionHeader, FetchRequest
-from protocol.rounds.messages.start import StartRecord, StartUnit
-from protocol.rounds.messages.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
+from protocol.rounds.messages.start import Milestone, StartRecord, StartUnit
+from protocol.rounds.messages.wire import encode_body, encode_certificate, encode_message, encode_record, genesis_id
 from protocol.rounds.schedule.proposal import Voters, make_record
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.simulation.signing import HashSigner, HashVerifier, admission_of
@@ -59,6 +61,7 @@ CHUNK_BYTES = 40
 OUTER = OuterStep("nesterov", 0.7, 0.5)
 VERIFIER = HashVerifier()
 TOKENS = 100
+HOST = HashSigner(b"host")
 SPACING = 4
 """Commits between two generations of large states: this many fp32 updates weigh twice as much as a state."""
 
@@ -118,7 +121,9 @@ class Party:
         storage, offload, grid = self.world.storage_of(self), InlineOffload(), self.world.grid
         self.log = UnitLog(storage)
         self.generations = Generations(storage, grid, offload)
+        self.milestones = self.world.milestones()
         tools = UnitContext(RUN_ID, UNIT, VERIFIER, self.world.codec, grid, offload, self.log, self.generations)
+        tools = replace(tools, milestones=self.milestones)
         if self.world.is_large:
             tools = replace(tools, small_state_bytes=0)
         self.chain = UnitChain(tools, self.world.start_record, self.world.genesis)
@@ -189,7 +194,9 @@ class Party:
 
     def serve_fetches(self) -> None:
         """Answer on the channel "fetch" from our disk and note who asked for what."""
-        service = TransferService(UNIT, self.log, self.generations, self.world.grid, self.chain.certificates_after)
+        service = TransferService(
+            UNIT, self.log, self.generations, self.world.grid, lambda known: self.chain.line.after(known)
+        )
 
         async def serve(peer: PeerId, stream: Stream) -> None:
             request = await read_request(stream)
@@ -247,6 +254,16 @@ class RoundWorld:
         self.genesis = self.genesis_of(UNIT)
         self.parties = [Party(self, signer) for signer in signers]
         self.stranger = Party(self, HashSigner(b"stranger"))
+
+    def milestones(self) -> HeldMilestones:
+        """A peer's milestones, before any has come."""
+        check = SignatureCheck(VERIFIER, RUN_ID)
+        return HeldMilestones(check, HOST.public_key, genesis_id(self.start_record))
+
+    def milestone_at(self, commit: MadeCommit, signer: HashSigner | None = None) -> bytes:
+        """A milestone at a commit, signed by the host unless another signer is given."""
+        content = Milestone(genesis_id(self.start_record), commit.certificate.record, Root(b""))
+        return seal_milestone(signer or HOST, RUN_ID, content)
 
     def genesis_of(self, unit: UnitName) -> UnitState:
         """The state before a unit's first commit."""
@@ -388,6 +405,6 @@ def tree_nodes(commits: Sequence[MadeCommit]) -> tuple[TreeNode, ...]:
     return tuple(TreeNode(commit.link, commit.certificate) for commit in commits)
 
 
-def certificates(raws: Sequence[bytes]) -> list[Certificate]:
-    """Read certificates as a chain keeps them."""
-    return [decode_certificate(raw) for raw in raws]
+def raws_of(chain: UnitChain) -> list[bytes]:
+    """The certificates of a chain as they go over the wire."""
+    return [encode_certificate(certificate) for certificate in chain.line.certificates]

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
-from averaging.state.unit_log import LOG_NAME, UnitLog
+from averaging.state.log_entries import LOG_NAME
+from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import UnitName

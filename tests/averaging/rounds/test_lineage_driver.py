@@ -16,6 +16,7 @@ import trio.testing
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S, Gatherer
 from averaging.rounds.lineage import updates
+from averaging.rounds.lineage.earlier_states import recomputed, state_at
 from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.round_reports import (
     DownloadEnded,
@@ -175,7 +176,7 @@ async def test_what_was_offered_before_a_step_that_failed_half_way_is_dropped_wi
             failing.setattr(updates, "step_in_place", fails)
             await scene.pursuer.commit(order, offered)  # type: ignore[arg-type]
         assert chain.held.torn_at == last.record.parent
-        rebuilt = await chain.recomputed()
+        rebuilt = await recomputed(chain)
         assert rebuilt is not None
         await chain.replace_state(rebuilt)
         await scene.pursuer.commit(order, offered)  # type: ignore[arg-type]
@@ -366,7 +367,7 @@ class Fork:
         assert (switched.link, switched.state_root) == (self.theirs[-1].link, donor.chain.root)
         await scene.party.restart()
         assert (scene.party.chain.head, scene.party.chain.root) == (self.theirs[-1].link, donor.chain.root)
-        assert scene.party.chain.certificates == donor.chain.certificates
+        assert scene.party.chain.line.certificates == donor.chain.line.certificates
 
 
 @asynccontextmanager
@@ -595,7 +596,7 @@ async def test_where_the_state_at_the_fork_is_gone_a_whole_state_is_taken_and_th
 async def test_a_switch_puts_our_work_since_the_fork_on_the_anchor_that_won(autojump_clock: Clock) -> None:
     async with _fork(2) as fork:
         scene = fork.scene
-        agreed = await scene.party.chain.state_at(fork.agreed.link.commit)
+        agreed = await state_at(scene.party.chain, fork.agreed.link.commit)
         assert agreed is not None
         before_N, tokens = scene.bench.trainer.theta_N, scene.bench.trainer.tokens
         scene.prepare(fork.agreed, fork.theirs)
@@ -675,7 +676,7 @@ async def test_what_was_brought_of_a_lineage_that_is_not_wanted_any_more_goes_wi
         await _go_on(fork, 70)
         assert not _on_disk(party, names)
         assert _on_disk(party, [part.result_hash.hex() for part in fork.ours.record.slices]), "our own stay"
-        assert await party.chain.state_at(fork.agreed.link.commit) is not None
+        assert await state_at(party.chain, fork.agreed.link.commit) is not None
 
 
 async def test_what_was_brought_of_a_lineage_that_is_to_be_followed_still_stays_until_its_rest_comes(

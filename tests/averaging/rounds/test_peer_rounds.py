@@ -43,7 +43,7 @@ from protocol.rounds.messages.wire import decode_message, encode_body, encode_ce
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.queries import own_heartbeat
 from protocol.rounds.state import Leading
-from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
+from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world, raws_of
 from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
 from tests.averaging.rounds.units_world import (
     BOTH,
@@ -603,7 +603,7 @@ async def test_commits_of_each_unit_are_served_and_of_one_that_is_not_held_nothi
             asker, known = world.parties[1], [world.genesis.head]
             for unit, made in ((UNIT, spine), (SIDE, side)):
                 raws = await fetch_commits(asker.network, life.party.peer, unit, known)
-                assert raws == life.chains[unit].certificates
+                assert raws == raws_of(life.chains[unit])
                 assert len(raws) == len(made)
             assert await fetch_commits(asker.network, life.party.peer, NOT_HELD, known) == []
 

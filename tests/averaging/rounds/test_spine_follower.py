@@ -11,7 +11,8 @@ import trio.testing
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.spine_follower import ASK_PAUSE_S, SpineFollower, SpineMove
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, fetch_commits, read_request
-from averaging.state.unit_log import LOG_NAME, USUAL_LIMITS, LogLimits, UnitLog
+from averaging.state.log_entries import LOG_NAME
+from averaging.state.unit_log import USUAL_LIMITS, LogLimits, UnitLog
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, TransportError
 from protocol.ids import UnitName

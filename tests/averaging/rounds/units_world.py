@@ -11,6 +11,7 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.round_reports import RoundReport
@@ -85,7 +86,9 @@ def serve_units(party: Party, chains: Mapping[UnitName, UnitChain]) -> None:
         chain = chains.get(request.unit)
         if chain is not None:
             tools = chain.tools
-            service = TransferService(tools.unit, tools.log, tools.generations, GRID, chain.certificates_after)
+            service = TransferService(
+                tools.unit, tools.log, tools.generations, GRID, lambda known: chain.line.after(known)
+            )
             await service.serve(peer, request, stream)
 
     party.network.serve_streams(FETCH_CHANNEL, serve)
@@ -138,7 +141,7 @@ class Forked:
             return (await chain.flip(prepared))[1]
 
         move = unit_move(unit, prepared.fork, prepared.path)
-        return Mover(move, chain.tools.log, chain.moving, chain.has, partial(flip, chain, prepared))
+        return Mover(move, chain.tools.log, chain.moving, chain.line.has, partial(flip, chain, prepared))
 
     @property
     def movers(self) -> list[Mover]:
@@ -180,7 +183,7 @@ async def prepared_for(chain: UnitChain, sides: Sides) -> PreparedSwitch:
     for commit in sides.theirs:
         await commit.write_to(chain.tools.log)
     fork = sides.agreed.link.commit
-    fork_state = await chain.state_at(fork)
+    fork_state = await state_at(chain, fork)
     assert fork_state is not None
     path = tree_nodes(sides.theirs)
     return await chain.prepared(fork, path, fork_state, await chain.replay(fork_state, path, is_own=False))

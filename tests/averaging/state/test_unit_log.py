@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES, BegunFile
 from averaging.network.seams.offload import ThreadOffload
 from averaging.state import log_sizes, unit_log
-from averaging.state.unit_log import LOG_NAME, WRITE_BYTES, LoggedContribution, LoggedRounds, LogLimits, UnitLog
+from averaging.state.log_entries import LOG_NAME, LoggedContribution, LoggedRounds
+from averaging.state.unit_log import WRITE_BYTES, LogLimits, UnitLog
 from averaging.storage.file_storage import FileBegun, FileStorage
 from averaging.storage.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from protocol.errors import StorageError

@@ -10,6 +10,7 @@ import pytest
 import torch
 import trio.testing
 
+from averaging.rounds.lineage.earlier_states import state_at
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import CheckpointContent, write_checkpoint
 from coordinator.checkpoints.state_fetcher import Replayer, StateFetcher
@@ -77,7 +78,7 @@ class Scene:
         return sum(isinstance(request, kind) for party in self.world.parties for _, request in party.asked)
 
     async def keep_checkpoint(self, commit: MadeCommit) -> None:
-        state = await self.world.parties[0].chain.state_at(commit.link.commit)
+        state = await state_at(self.world.parties[0].chain, commit.link.commit)
         assert state is not None
         content = CheckpointContent("run", "00" * 32, SCHEMA, GRID, {}, state, state_root(state, GRID))
         self.run.checkpoints.append(write_checkpoint(self.folder, content, now_unix_s=1))

@@ -15,8 +15,8 @@ from averaging.network.seams.interfaces import Stream
 from averaging.rounds.fetching.unit_mirror import COMMITS_WITHIN_S
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, fetch_commits, read_request
+from averaging.state.log_entries import LOG_NAME
 from averaging.state.state import state_root
-from averaging.state.unit_log import LOG_NAME
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from coordinator.experts.unit_keeper import KeeperView, KeptPlace, UnitKeeper
 from coordinator.progress.lineage_trust import LONGEST_REST_S, REST_PER_ASKED

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.progress import chain_log
-from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog
+from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, followed
+from coordinator.progress.links import known_links
 from protocol.errors import RemoteProtocolError
+from protocol.host.calls import NO_COMMIT
 from protocol.ids import Root
 from protocol.rounds.lineage import lineage
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
@@ -184,6 +186,7 @@ def test_replay_of_both_sides_of_a_fork_follows_the_heavier() -> None:
 def test_a_fork_deeper_than_what_may_be_followed_is_known_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lineage, chain_log):
         monkeypatch.setattr(module, "MAX_DEPTH", 8)
+    monkeypatch.setattr(lineage, "MANY_AT_ONCE", 8)
     trunk = grown(Chain(), 2)
     ours, theirs = grown(trunk.clone(), 30), grown(trunk.clone(), 1, tokens=300)
     log = new_log(trunk)
@@ -202,7 +205,7 @@ def test_only_what_a_start_needs_is_decoded_and_the_rest_when_it_is_asked_for(mo
         decoded.append(record)
         return link_of(record)
 
-    monkeypatch.setattr(chain_log, "link_of", counted)
+    monkeypatch.setattr(known_links, "link_of", counted)
     chain = grown(Chain(), 30)
     log = new_log(chain)
     log.replay(rows_of(chain.certificates))
@@ -273,3 +276,89 @@ def test_who_is_a_quorum_by_itself_after_a_lone_commit_may_fill_no_base_either()
     accepted = log.verify([_alone(alone, number, lone=False).certificates[-1] for number in range(40)])
     assert (len(accepted.new), len(accepted.refused)) == (MAX_ON_BASE, 40 - MAX_ON_BASE)
     assert f"{MAX_ON_BASE} commits of a quorum on base" in accepted.refused[0].found
+
+
+# --- how much of a long run is remembered -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight commits behind the head are remembered, the newest four of them whole."""
+    for module in (lineage, chain_log):
+        monkeypatch.setattr(module, "MAX_DEPTH", 8)
+        monkeypatch.setattr(module, "MANY_AT_ONCE", 2)
+    monkeypatch.setattr(lineage, "NUM_WHOLE", 4)
+
+
+def _long(length: int = 30) -> tuple[Chain, ChainLog]:
+    chain = grown(Chain(), length)
+    log = new_log(chain)
+    for certificate in chain.certificates:
+        take(log, [certificate])
+    return chain, log
+
+
+@pytest.mark.usefixtures("shallow")
+def test_of_a_long_run_the_newest_commits_are_remembered_and_the_genesis() -> None:
+    chain, log = _long()
+    known = [index for commit, index, _ in chain.commits if log.knows(commit)]
+    assert known == list(range(known[0], 31))
+    assert 8 <= 30 - known[0] <= 8 + 2
+    assert log.knows(chain.genesis.commit)
+    assert [index for _, index in log.behind(log.head.commit)] == known[::-1]
+    whole = [index for commit, index, _ in chain.commits[known[0] - 1 :] if not log.link(commit).is_light]  # type: ignore[union-attr]
+    assert len(whole) <= 4 + 2
+    assert [link.record is not None for link in log.lineage(100)] == [True] * len(known)
+
+
+@pytest.mark.usefixtures("shallow")
+def test_what_was_kept_of_forgotten_rounds_counts_as_followed() -> None:
+    chain, log = _long()
+    kept = followed(log)
+    assert all(kept.has(commit, index) for commit, index, _ in chain.commits)
+    assert not kept.has(chain.genesis.commit, 29)
+    assert not known_links.NOTHING_FOLLOWED.has(chain.genesis.commit, 0)
+
+
+@pytest.mark.usefixtures("shallow")
+def test_commits_from_before_what_is_remembered_are_neither_taken_nor_asked_for_again_and_again() -> None:
+    chain, log = _long()
+    other = grown(Chain(), 3, tokens=300)
+    head, index, _ = other.head
+    accepted = log.verify(other.certificates, head, index)
+    assert (accepted.new, accepted.want_from_index) == ((), 31)
+    assert log.verify(chain.certificates[:5], NO_COMMIT, 0).new == (), "they are in the ledger"
+    deep = chain.clone()
+    deep.commits, deep.certificates = deep.commits[:10], deep.certificates[:10]
+    grown(deep, 30, tokens=300)
+    assert converse_until_stopped(log, deep) == 31
+    assert log.head.commit == chain.head[0]
+
+
+def converse_until_stopped(log: ChainLog, chain: Chain) -> int:
+    """As `converse`, until the log asks for what follows its own head once more."""
+    head, index, _ = chain.head
+    want = log.head.index + 1
+    for _ in range(10):
+        accepted = log.verify(chain.certificates[max(0, want - 1) :][:64], head, index)
+        want = accepted.want_from_index
+        if want == log.head.index + 1:
+            break
+    return want
+
+
+@pytest.mark.usefixtures("shallow")
+def test_a_ledger_that_begins_in_the_middle_gives_the_same_head_and_goes_on() -> None:
+    chain, log = _long()
+    first = chain.commits[19][0]
+    again = new_log(chain)
+    assert again.replay(rows_of(chain.certificates[19:]), first) == []
+    assert again.head == log.head
+    assert [index for _, index in again.behind(again.head.commit)] == list(range(30, 19, -1))
+    more = grown(chain.clone(), 3)
+    take(again, more.certificates[30:])
+    assert again.head.commit == more.head[0]
+    assert again.attested_root(first) == log.attested_root(first)
+    rows = rows_of(chain.certificates[19:])
+    with pytest.raises(RemoteProtocolError, match="under another id"):
+        new_log(chain).replay([replace(rows[0], certificate=rows[1].certificate), *rows[1:]], first)

@@ -29,6 +29,7 @@ from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.requests import FetchCommits, FetchRequest
 from protocol.rounds.messages.wire import decode_certificate, encode_certificate
+from tests.averaging.rounds.round_world import raws_of
 from tests.simulation import virtual_time
 from tests.simulation.node import SimulatedOffload
 from tests.simulation.swarm import World
@@ -185,8 +186,8 @@ def test_a_donor_that_invents_commits_is_asked_for_no_second_answer_and_for_no_s
     async def check(world: World) -> None:
         honest = world.nodes[0]
         assert honest.service is not None
-        good = honest.service.chain.certificates
-        invented = encode_certificate(replace(decode_certificate(good[3]), acks=()))
+        good = raws_of(honest.service.chain)
+        invented = encode_certificate(replace(decode_certificate(good[3]), ack=b"", votes=()))
         endless = itertools.chain([good[:3]], itertools.repeat([invented]))
         liar, asked = _serve_commits(world, "liar", endless)
         chain = new_chain(world, MemoryDisk())
@@ -258,7 +259,7 @@ def test_what_a_donor_that_was_given_up_has_brought_is_not_asked_of_the_next(mon
 
     async def check(world: World) -> None:
         assert world.nodes[0].service is not None
-        good = tuple(world.nodes[0].service.chain.certificates)
+        good = tuple(raws_of(world.nodes[0].service.chain))
         one, asked_of_one = _slow_donor(world, "one", good, 8.0)
         two, asked_of_two = _slow_donor(world, "two", good, 8.0)
         chain = new_chain(world, MemoryDisk())
@@ -276,7 +277,7 @@ def test_a_donor_whose_good_commits_keep_coming_is_heard_to_the_end(monkeypatch:
 
     async def check(world: World) -> None:
         assert world.nodes[0].service is not None
-        good = tuple(world.nodes[0].service.chain.certificates)
+        good = tuple(raws_of(world.nodes[0].service.chain))
         donor, asked = _slow_donor(world, "one", good, 8.0)
         chain = new_chain(world, MemoryDisk())
         await chain.restore()
@@ -292,7 +293,7 @@ def test_a_donor_whose_good_commits_keep_coming_is_heard_to_the_end(monkeypatch:
 def test_a_donor_with_less_of_the_same_lineage_takes_nothing_away() -> None:
     async def check(world: World) -> None:
         assert world.nodes[0].service is not None
-        good = tuple(world.nodes[0].service.chain.certificates)
+        good = tuple(raws_of(world.nodes[0].service.chain))
         long, _ = _serve_commits(world, "long", iter([good]))
         behind, asked = _serve_commits(world, "behind", iter([good[4:7]]))
         chain = new_chain(world, MemoryDisk())

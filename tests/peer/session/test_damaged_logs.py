@@ -7,7 +7,8 @@ import pytest
 
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector
-from averaging.state.unit_log import LOG_NAME, UnitLog
+from averaging.state.log_entries import LOG_NAME
+from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from peer.membership.incarnation import remember_unit, take_incarnation
 from peer.session.damaged_logs import has_begun_anew, set_aside

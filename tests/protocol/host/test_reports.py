@@ -17,8 +17,11 @@ from protocol.host.reports import (
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
     MAX_DOUBLE_VOTES,
+    MAX_JOULES,
     AckPair,
+    EnergySpent,
     HeldoutResult,
+    OwnCounts,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -73,7 +76,7 @@ def test_report_survives_the_wire() -> None:
         REPORT, unit_bytes=(UnitBytes(UnitName("trunk"), 1 << 40, 7), UnitBytes(UnitName("expert-0"), 0, 1))
     )
     assert decode_report(encode_report(moved)) == moved
-    mixed = replace(REPORT, source_tokens=(1 << 40, 0, 7))
+    mixed = replace(REPORT, counts=OwnCounts((1 << 40, 0, 7)))
     assert decode_report(encode_report(mixed)) == mixed
     for lane in (0, (1 << 32) - 1):
         serving = replace(REPORT, lane=lane, could_tokens_per_s=7000.5)
@@ -97,8 +100,6 @@ def test_report_survives_the_wire() -> None:
         {"experts": (256,)},
         {"experts": (0,) * 257},
         {"expert_room": 257},
-        {"source_tokens": (0,) * 33},
-        {"source_tokens": (-1,)},
         {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
         {"unit_bytes": (UnitBytes(UnitName("expert-1"), 1, 1),) * 1025},
     ],
@@ -106,6 +107,41 @@ def test_report_survives_the_wire() -> None:
 def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         replace(REPORT, **values)
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        EnergySpent(0.0),
+        EnergySpent(MAX_JOULES, 1 << 60, 5000.0),
+        EnergySpent(3.6e6, 12, 0.0),
+        None,
+    ],
+)
+def test_energy_survives_the_wire_and_its_absence_too(energy: EnergySpent | None) -> None:
+    report = replace(REPORT, counts=OwnCounts((3,), energy))
+    assert decode_report(encode_report(report)) == report
+
+
+@pytest.mark.parametrize(
+    "values", [(-1.0,), (math.nan,), (math.inf,), (2 * MAX_JOULES,), (1.0, -1), (1.0, 1, -5.0), (1.0, 1, 1e6)]
+)
+def test_energy_out_of_bounds_is_refused(values: tuple[float, ...]) -> None:
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    names = ("joules", "tokens", "g_per_kwh")
+    if min(values) >= 0:
+        for name, value in zip(names, values, strict=False):
+            setattr(body.energy, name, value)
+        with pytest.raises(RemoteProtocolError):
+            decode_report(body.SerializeToString())
+    with pytest.raises(RemoteProtocolError):
+        EnergySpent(**dict(zip(names, values, strict=False)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [(0,) * 33, (-1,)])
+def test_tokens_of_sources_out_of_bounds_are_refused(tokens: tuple[int, ...]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        OwnCounts(tokens)
 
 
 def test_report_with_a_poisoned_loss_is_refused_on_arrival() -> None:
@@ -151,9 +187,14 @@ def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
 
 def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
-    chosen = {field.name for field in dataclasses.fields(ChosenName)}
-    for kind, body, apart in ((PeerReport, pb.ReportBody, chosen), (ReportReply, pb.ReportReply, set())):
-        assert {field.name for field in dataclasses.fields(kind)} - {"chosen"} | apart == {
+    parts = {field.name for part in (ChosenName, OwnCounts) for field in dataclasses.fields(part)}
+    kinds = (
+        (PeerReport, pb.ReportBody, parts),
+        (ReportReply, pb.ReportReply, set()),
+        (EnergySpent, pb.EnergyBody, set()),
+    )
+    for kind, body, apart in kinds:
+        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "counts"} | apart == {
             field.name for field in body.DESCRIPTOR.fields
         }
 

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
+from protocol.identity.identity import KEY_BYTES
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import machine as core
 from protocol.rounds.bad_results import open_result
@@ -570,11 +571,11 @@ def test_a_certificate_in_an_envelope_of_another_protocol_version_is_dropped_wit
     table = Table(3)
     table.run_until(lambda: table.all_at(1))
     certificate = table.live()[0].certificates[0]
-    raw = bytearray(certificate.acks[0])
-    raw[16] ^= 1  # the version follows the domain tag
+    vote = bytearray(certificate.votes[0])
+    vote[KEY_BYTES + 1] ^= 1  # the version follows the key
     fresh = Table(3)
     seat, other = fresh.live()[:2]
-    assert seat.hear(other, Committed(UNIT, replace(certificate, acks=(bytes(raw),)))) == ()
+    assert seat.hear(other, Committed(UNIT, replace(certificate, votes=(bytes(vote),)))) == ()
     assert "dropped a certificate" in seat.reasons[-1]
     assert seat.head.index == 0
 

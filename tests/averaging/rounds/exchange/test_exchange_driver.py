@@ -22,7 +22,7 @@ from averaging.rounds.exchange.exchange_driver import (
     ExchangeDriver,
 )
 from averaging.rounds.lineage.round_reports import Contributed
-from averaging.state.unit_log import LoggedContribution
+from averaging.state.log_entries import LoggedContribution
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root

@@ -13,6 +13,7 @@ import trio.testing
 from averaging.network.memory.memory_network import LinkSpeed
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.fetching.download import MAX_DONORS, DownloadContext, download_state
+from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.traffic.transfer import (
     FETCH_CHANNEL,
@@ -257,7 +258,7 @@ async def test_what_is_left_of_another_download_makes_room(autojump_clock: Clock
 
 
 async def _state_at(scene: Scene, number: int) -> UnitState:
-    state = await scene.donors[0].chain.state_at(scene.made[number].link.commit)
+    state = await state_at(scene.donors[0].chain, scene.made[number].link.commit)
     assert state is not None
     return state
 
@@ -390,7 +391,7 @@ async def test_a_donor_that_is_slow_with_its_hashes_gives_way_to_the_next(autoju
 
 def _offer_only(party: Party, lie: bytes, times: int = 1) -> None:
     """Honest in everything but what it offers, and how often."""
-    service = TransferService(UNIT, party.log, party.generations, GRID, party.chain.certificates_after)
+    service = TransferService(UNIT, party.log, party.generations, GRID, lambda known: party.chain.line.after(known))
 
     async def serve(peer: PeerId, stream: Stream) -> None:
         request = await read_request(stream)

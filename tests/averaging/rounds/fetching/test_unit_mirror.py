@@ -45,7 +45,7 @@ async def begin(*parties: Party) -> None:
 
 
 def stand(chain: UnitChain) -> tuple[ChainLink, Root, Sequence[bytes]]:
-    return chain.head, chain.root, chain.certificates
+    return chain.head, chain.root, chain.line.certificates
 
 
 @pytest.mark.parametrize("rounds", [(1,), (2,), (12,), (3, 1, 2), (9, 1, 5)])
@@ -128,7 +128,9 @@ async def test_rounds_that_come_so_fast_that_a_donor_drops_each_state_before_it_
         await begin(holder, keeper)
         await grow(world, [holder], 4)
         reported = holder.chain.head
-        service = TransferService(UNIT, holder.log, holder.generations, GRID, holder.chain.certificates_after)
+        service = TransferService(
+            UNIT, holder.log, holder.generations, GRID, lambda known: holder.chain.line.after(known)
+        )
         asked: list[FetchRequest] = []
 
         async def serve(peer: PeerId, stream: Stream) -> None:

@@ -16,6 +16,7 @@ import trio.testing
 from averaging.network.seams.interfaces import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.lineage import next_state, updates
 from averaging.rounds.lineage.adoption import AdoptionShift
+from averaging.rounds.lineage.earlier_states import recomputed, state_at
 from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import lend
@@ -85,7 +86,7 @@ async def test_a_state_that_is_lent_stays_and_is_stepped_in_place_again_once_it_
 
 async def test_the_state_at_the_head_that_a_switch_starts_from_stays(autojump_clock: Clock) -> None:
     async with _two() as (world, _, party):
-        state = await party.chain.state_at(party.chain.head.commit)
+        state = await state_at(party.chain, party.chain.head.commit)
         assert state is not None
         before = [vector_N.clone() for vector_N in state.vectors]
         for commit in world.commits(4)[1:]:
@@ -121,14 +122,14 @@ async def test_a_step_in_place_waits_for_a_copy_of_the_anchor_and_takes_no_secon
 
 async def test_the_state_of_a_switch_that_is_given_up_is_stepped_in_place_again(autojump_clock: Clock) -> None:
     async with _two() as (world, _, party):
-        vector_N, state = party.chain.state.anchor_N, await party.chain.state_at(party.chain.head.commit)
+        vector_N, state = party.chain.state.anchor_N, await state_at(party.chain, party.chain.head.commit)
         assert state is not None
         anchor_N, made = state.anchor_N, world.commits(4)
         del state
         await _apply(party, made[1])
         assert party.chain.state.anchor_N is not vector_N, "one of its vectors is still used"
         vector_N = party.chain.state.anchor_N
-        state = await party.chain.state_at(party.chain.head.commit)
+        state = await state_at(party.chain, party.chain.head.commit)
         del state, anchor_N
         await _apply(party, made[2])
         assert party.chain.state.anchor_N is vector_N
@@ -144,7 +145,7 @@ async def test_the_state_at_the_head_is_lent_after_a_step_and_not_within_it(
         commit, head = world.commits(2)[1], party.chain.head.commit
 
         async def take() -> None:
-            state = await party.chain.state_at(head)
+            state = await state_at(party.chain, head)
             assert state is not None
             lent.append(state.anchor_N.clone())
 
@@ -198,10 +199,10 @@ async def test_a_step_that_fails_half_way_is_not_gone_on_from_but_made_again(
         assert not party.chain.is_sound
         with pytest.raises(LocalProtocolError, match="between two commits"):
             await _apply(party, commit)
-        assert await party.chain.state_at(party.chain.head.commit) is None, "its values are of no use"
+        assert await state_at(party.chain, party.chain.head.commit) is None, "its values are of no use"
         with pytest.raises(LocalProtocolError, match="between two commits"):
             await party.chain.held.copy_anchor(torch.empty(GRID.num_elements), InlineOffload())
-        rebuilt = await party.chain.recomputed()
+        rebuilt = await recomputed(party.chain)
         assert rebuilt is not None
         assert await party.chain.replace_state(rebuilt) is None, "by how much its anchor was wrong, nobody knows"
         await _apply(party, commit)
@@ -304,7 +305,7 @@ async def test_so_is_one_that_comes_after_a_switch_that_waits(autojump_clock: Cl
     async with _late() as late:
         chain, fork = late.chain, late.chain.head
         mine, other = (late.world.commit_on(fork, seed, attested_root=chain.root) for seed in (2, 3))
-        fork_state = await chain.state_at(fork.commit)
+        fork_state = await state_at(chain, fork.commit)
         assert fork_state is not None
         await other.write_results(late.party)
         path = tuple(tree_nodes([other]))

@@ -14,10 +14,12 @@ import trio.testing
 from averaging.codecs import codec_by_name, codec_names
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage import unit_chain as unit
+from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
+from averaging.state.log_entries import LOG_NAME
 from averaging.state.state import UnitState
-from averaging.state.unit_log import LOG_NAME, LogLimits, UnitLog
+from averaging.state.unit_log import LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
 from protocol.estimates.unit_disk import MAX_PINNED, OLD_GENERATIONS, OPEN_UPDATES, Occasion, commit_write_bytes
@@ -34,7 +36,6 @@ from tests.averaging.rounds.round_world import (
     MadeCommit,
     Party,
     RoundWorld,
-    certificates,
     open_world,
     tree_nodes,
 )
@@ -117,7 +118,7 @@ async def test_the_votes_on_a_base_that_a_download_leads_to_are_those_cast_there
             party.spoil(name)
         await party.restart()
         assert party.chain.head.commit == world.genesis.head
-        await party.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+        await party.chain.start_from(donor.chain.state, donor.chain.line.certificates)
         opened = await party.chain.votes_on_head()
         assert opened.acked is not None
         assert opened.acked.ballot == ballot
@@ -164,7 +165,7 @@ async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_d
         await _switch(party, shared, [theirs])
         await _compact(party)
         await party.restart()
-        assert not party.chain.has(ours[0].link.commit)
+        assert not party.chain.line.has(ours[0].link.commit)
         opened = await _switch(party, shared, [ours[0]])
         assert party.chain.head == ours[0].link
         assert opened.has_left
@@ -244,7 +245,7 @@ async def test_a_lineage_that_is_brought_here_has_a_place_on_the_disk_beside_our
 async def _switch(party: Party, fork: MadeCommit, commits: list[MadeCommit]) -> OpenRound:
     for commit in commits:
         await commit.write_results(party)
-    state = await party.chain.state_at(fork.link.commit)
+    state = await state_at(party.chain, fork.link.commit)
     assert state is not None
     path = tree_nodes(commits)
     prepared = await party.chain.prepared(
@@ -336,7 +337,7 @@ async def test_every_commit_since_the_last_but_one_state_on_disk_can_be_computed
     async with open_world(is_large=True) as world:
         party, made = await _grown(world, 5 * SPACING + num_more)
         for commit in made[-SPACING - num_more - 1 :]:
-            state = await party.chain.state_at(commit.link.commit)
+            state = await state_at(party.chain, commit.link.commit)
             assert state is not None
             assert (state.head, state.index) == (commit.link.commit, commit.link.index)
 
@@ -347,7 +348,7 @@ async def test_the_last_commit_of_a_quorum_can_be_computed_however_many_lone_one
         agreed = made[-1]
         for seed in range(6 * SPACING):
             await party.apply(world.commit_on(party.chain.head, 50 + seed, members=[0], is_lone=True))
-            state = await party.chain.state_at(agreed.link.commit)
+            state = await state_at(party.chain, agreed.link.commit)
             assert state is not None
             assert state.index == agreed.link.index
         root = party.chain.root

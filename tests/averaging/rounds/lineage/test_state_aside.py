@@ -4,6 +4,7 @@ import pytest
 import torch
 import trio.testing
 
+from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import lend
 from averaging.state.state import state_root
@@ -34,7 +35,7 @@ async def test_a_state_that_was_set_aside_is_given_once_and_comes_back_from_the_
                 assert state is not None
                 assert state.anchor_N is vector_N
                 assert aside.take(chain.head.commit) is None
-                assert await chain.state_at(chain.head.commit) is None, "nobody reads what is not there"
+                assert await state_at(chain, chain.head.commit) is None, "nobody reads what is not there"
                 vector_N.fill_(7.0)
                 raise UnreachableError("nobody has it", "a donor")
 

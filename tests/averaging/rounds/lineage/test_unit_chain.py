@@ -11,9 +11,11 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES
+from averaging.rounds.lineage.earlier_states import recomputed, state_at
 from averaging.rounds.traffic.transfer import fetch_commits
+from averaging.state.log_entries import LOG_NAME, LoggedContribution, LoggedRounds
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
-from averaging.state.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, LogLimits, UnitLog
+from averaging.state.unit_log import LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
 from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS
@@ -34,8 +36,8 @@ from tests.averaging.rounds.round_world import (
     Party,
     RoundWorld,
     apply_whole,
-    certificates,
     open_world,
+    raws_of,
     tree_nodes,
 )
 
@@ -84,7 +86,7 @@ async def test_a_follower_that_applies_the_certificates_of_another_has_its_root(
             await commit.write_results(follower)
             await apply_whole(follower.chain, link, certificate)
         assert follower.chain.root == leader.chain.root != Root(bytes(32))
-        assert follower.chain.certificates == leader.chain.certificates
+        assert follower.chain.line.certificates == leader.chain.line.certificates
         await world.parties[2].apply(world.commit_on(world.start, 99))
         assert world.parties[2].chain.root != leader.chain.root
 
@@ -155,7 +157,7 @@ async def test_a_commit_that_was_switched_away_before_its_root_was_known_is_not_
         await ours.write_results(party)
         applied = await party.chain.apply(ours.link, ours.certificate)
         await theirs.write_results(party)
-        fork_state = await party.chain.state_at(made[0].link.commit)
+        fork_state = await state_at(party.chain, made[0].link.commit)
         assert fork_state is not None
         path = tree_nodes([theirs])
         state = await party.chain.replay(fork_state, path, is_own=False)
@@ -177,10 +179,10 @@ async def test_results_of_failed_attempts_go_when_the_commit_is_applied(autojump
 
 async def test_a_restart_comes_back_to_the_same_head_and_root(autojump_clock: Clock) -> None:
     async with _after(3) as (world, made, party):
-        root, raws = party.chain.root, list(party.chain.certificates)
+        root, raws = party.chain.root, raws_of(party.chain)
         await party.restart()
         assert (party.chain.head, party.chain.root) == (made[2].link, root)
-        assert party.chain.certificates == raws
+        assert raws_of(party.chain) == raws
         following = world.commit_on(made[2].link, 3)
         await party.apply(following)
         for commit in (*made, following):
@@ -369,10 +371,9 @@ async def test_data_goes_on_after_the_last_step_that_a_commit_counted(autojump_c
         # the second commit counts another contribution than the one that this peer logged
         await party.chain.log_contribution(first.link.commit, LoggedContribution(Root(b"x" * 32), 100, 15))
         await party.apply(world.commit_on(first.link, 2, roots=roots))
-        assert party.chain.data_position(party.peer) == 7
+        assert party.chain.data_position() == 7
         await party.restart()
-        assert party.chain.data_position(party.peer) == 7
-        assert party.chain.data_position(world.stranger.peer) == 0
+        assert party.chain.data_position() == 7
 
 
 async def test_data_goes_on_after_what_any_session_offered_on_the_open_base(autojump_clock: Clock) -> None:
@@ -382,9 +383,9 @@ async def test_data_goes_on_after_what_any_session_offered_on_the_open_base(auto
         for root, next_step in ((roots[0], 7), (Root(b"x" * 32), 12), (Root(b"y" * 32), 9)):
             await party.chain.log_contribution(party.chain.head.commit, LoggedContribution(root, 100, next_step))
         await party.restart()
-        assert party.chain.data_position(party.peer) == 12
+        assert party.chain.data_position() == 12
         await party.apply(world.commit_on(party.chain.head, 1, roots=roots))
-        assert party.chain.data_position(party.peer) == 7, "the others died untold"
+        assert party.chain.data_position() == 7, "the others died untold"
 
 
 # --- pruning ------------------------------------------------------------------------------------------------------------------
@@ -414,7 +415,7 @@ async def test_without_any_good_generation_a_pruned_chain_starts_over_and_says_w
             party.spoil(name)
         await party.restart()
         assert party.chain.head.commit == world.genesis.head
-        assert party.chain.certificates == []
+        assert party.chain.line.certificates == []
         assert party.chain.root == state_root(world.genesis, GRID)
 
 
@@ -430,9 +431,9 @@ async def test_the_state_at_an_earlier_commit_is_rebuilt_from_what_is_kept_and_u
             await party.apply(commit)
             roots.append(party.chain.root)
         for link, root in zip(party.chain.links[1:], roots, strict=True):
-            state = await party.chain.state_at(link.commit)
+            state = await state_at(party.chain, link.commit)
             assert (state_root(state, GRID) if state is not None else None) == (root if link.index >= 4 else None)
-        assert await party.chain.state_at(CommitId(b"?" * 32)) is None
+        assert await state_at(party.chain, CommitId(b"?" * 32)) is None
 
 
 async def test_the_state_at_the_last_commit_of_a_quorum_is_kept_however_long_we_go_on_alone(
@@ -444,7 +445,7 @@ async def test_the_state_at_the_last_commit_of_a_quorum_is_kept_however_long_we_
             await party.apply(world.commit_on(party.chain.head, seed, members=[0], is_lone=True))
         await party.restart()
         assert party.chain.last_agreed == made[1].link
-        fork = await party.chain.state_at(made[1].link.commit)
+        fork = await state_at(party.chain, made[1].link.commit)
         assert fork is not None
         assert state_root(fork, GRID) == state_root(agreed, GRID)
 
@@ -460,7 +461,7 @@ async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other
         won.append(world.commit_on(won[0].link, 7, members=[1, 2]))
         for commit in won:
             await commit.write_results(party)
-        fork = await party.chain.state_at(made[0].link.commit)
+        fork = await state_at(party.chain, made[0].link.commit)
         assert fork is not None
         state = await party.chain.replay(fork, tree_nodes(won), is_own=False)
         prepared = await party.chain.prepared(made[0].link.commit, tree_nodes(won), fork, state)
@@ -522,10 +523,10 @@ async def test_the_disk_never_holds_more_than_the_bound_that_is_told(autojump_cl
             assert num_bytes + log_sizes[-1] <= party.chain.disk_bound_bytes + heads
             assert log_sizes[-1] <= party.chain.tools.log.bound_bytes
         assert sum(after < before for before, after in itertools.pairwise(log_sizes)) >= 2
-        assert party.chain.tools.log.bound_bytes < 2.5 * sum(map(len, party.chain.certificates)) + 300_000
-        root, links, raws = party.chain.root, party.chain.links, party.chain.certificates
+        assert party.chain.tools.log.bound_bytes < 2.5 * sum(map(len, raws_of(party.chain))) + 300_000
+        root, links, raws = party.chain.root, party.chain.links, raws_of(party.chain)
         await party.restart()
-        assert (party.chain.root, party.chain.links, party.chain.certificates) == (root, links, raws)
+        assert (party.chain.root, party.chain.links, raws_of(party.chain)) == (root, links, raws)
 
 
 async def test_who_cannot_read_its_votes_after_a_switch_stands_there_and_casts_none(
@@ -535,7 +536,7 @@ async def test_who_cannot_read_its_votes_after_a_switch_stands_there_and_casts_n
         await party.apply(world.commit_on(made[0].link, 5, members=[0], is_lone=True))
         won = [world.commit_on(made[0].link, 6, members=[1, 2])]
         await won[0].write_results(party)
-        fork = await party.chain.state_at(made[0].link.commit)
+        fork = await state_at(party.chain, made[0].link.commit)
         assert fork is not None
         state = await party.chain.replay(fork, tree_nodes(won), is_own=False)
         prepared = await party.chain.prepared(made[0].link.commit, tree_nodes(won), fork, state)
@@ -570,7 +571,7 @@ async def test_a_downloaded_state_and_the_chain_up_to_it_become_ours_and_survive
     autojump_clock: Clock,
 ) -> None:
     async with _after(3) as (world, made, donor):
-        newcomer, longer = world.parties[1], [*certificates(donor.chain.certificates), world.commits(4)[3].certificate]
+        newcomer, longer = world.parties[1], [*donor.chain.line.certificates, world.commits(4)[3].certificate]
         await newcomer.chain.start_from(donor.chain.state, longer)
         assert (newcomer.chain.head, newcomer.chain.root) == (made[2].link, donor.chain.root)
         await newcomer.restart()
@@ -591,7 +592,7 @@ async def test_updates_from_before_an_absence_are_gone_after_it(autojump_clock: 
             await donor.apply(commit)
             if number % (KEPT_UPDATES + 4) < KEPT_UPDATES:
                 if absent.chain.head.index < number:
-                    await absent.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+                    await absent.chain.start_from(donor.chain.state, donor.chain.line.certificates)
                 else:
                     await absent.apply(commit)
         assert absent.chain.head.index > 2 * KEPT_UPDATES
@@ -637,7 +638,7 @@ async def test_a_crash_while_a_downloaded_state_is_taken_over_keeps_the_state_be
 
         async def take_over() -> None:
             try:
-                await behind.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+                await behind.chain.start_from(donor.chain.state, donor.chain.line.certificates)
             except PotluckError:
                 return
 
@@ -661,10 +662,10 @@ async def test_a_crash_while_a_downloaded_state_is_taken_over_keeps_the_state_be
 async def test_certificates_are_found_by_the_base_they_stand_on(autojump_clock: Clock) -> None:
     async with _after(2) as (world, made, party):
         chain = party.chain
-        assert chain.certificate_on(world.genesis.head) == encode_certificate(made[0].certificate)
-        assert chain.certificate_on(made[0].link.commit) == encode_certificate(made[1].certificate)
-        assert chain.certificate_on(made[1].link.commit) is None
-        assert list(chain.certificates_after([made[0].link.commit])) == [encode_certificate(made[1].certificate)]
+        assert chain.line.on(world.genesis.head) == made[0].certificate
+        assert chain.line.on(made[0].link.commit) == made[1].certificate
+        assert chain.line.on(made[1].link.commit) is None
+        assert list(chain.line.after([made[0].link.commit])) == [encode_certificate(made[1].certificate)]
 
 
 # --- a state that the run does not attest ---------------------------------------------------------------------------------------
@@ -730,7 +731,7 @@ async def test_a_restart_from_a_state_that_nobody_could_check_finds_out_by_what_
         made.append(world.commit_on(made[-1].link, 2, attested_root=party.chain.root))
         await party.apply(made[-1])
         good_root = party.chain.root
-        first = await party.chain.state_at(made[0].link.commit)
+        first = await state_at(party.chain, made[0].link.commit)
         assert first is not None
         for name in party.generation_names():
             del party.disk.files[name]
@@ -739,7 +740,7 @@ async def test_a_restart_from_a_state_that_nobody_could_check_finds_out_by_what_
         await party.restart()
         assert (party.chain.head.index, party.chain.is_sound) == (3, False)
         assert party.chain.became_unsound.is_set()
-        healed = await party.chain.recomputed()
+        healed = await recomputed(party.chain)
         assert healed is not None
         await party.chain.replace_state(healed)
         assert (party.chain.is_sound, party.chain.root) == (True, good_root)
@@ -759,14 +760,14 @@ async def test_a_restart_on_good_states_is_sound_whether_replayed_or_read(autoju
 
 async def test_what_was_made_from_a_damaged_state_goes_when_it_is_healed(autojump_clock: Clock) -> None:
     async with _damaged_before_the_third() as (party, third_root, good_root):
-        healed = await party.chain.recomputed()
+        healed = await recomputed(party.chain)
         assert healed is not None
         assert state_root(healed, GRID) == third_root
         await party.chain.replace_state(healed)
         assert (party.chain.is_sound, party.chain.root) == (True, good_root)
         for ref in await party.generations.list():
             state, root = await party.generations.load(ref)
-            expected = await party.chain.state_at(ref.commit)
+            expected = await state_at(party.chain, ref.commit)
             assert expected is not None
             assert root == state_root(state, GRID) == state_root(expected, GRID)
             assert ref.index != 3

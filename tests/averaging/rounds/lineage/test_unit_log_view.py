@@ -9,10 +9,12 @@ import pytest
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.state.unit_log import LOG_NAME, LogLimits, UnitLog
+from averaging.rounds.lineage.earlier_states import state_at
+from averaging.state.log_entries import LOG_NAME
+from averaging.state.unit_log import LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.rounds.lineage.lineage import best_head
-from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, certificates, open_world, tree_nodes
+from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world, tree_nodes
 
 Clock = trio.testing.MockClock
 EAGER = LogLimits(growth=1, slack_bytes=0)
@@ -35,7 +37,7 @@ class _Fork:
             await self.party.apply(commit)
         for commit in self.theirs:
             await commit.write_results(self.party)
-        state = await self.party.chain.state_at(self.shared.link.commit)
+        state = await state_at(self.party.chain, self.shared.link.commit)
         assert state is not None
         path = tree_nodes(self.theirs)
         end = await self.party.chain.replay(state, path, is_own=False)
@@ -100,7 +102,7 @@ async def test_a_start_from_a_downloaded_state_still_knows_the_side_that_was_lef
         for commit in (fork.shared, *fork.theirs, following):
             await donor.apply(commit)
         await fork.party.restart()
-        await fork.party.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+        await fork.party.chain.start_from(donor.chain.state, donor.chain.line.certificates)
         assert _knows(fork.party, [*fork.ours, following]) == [True, True, True]
         assert best_head(fork.party.chain.tree) == fork.party.chain.head.commit == following.link.commit
         await fork.party.restart()

@@ -276,7 +276,7 @@ async def test_a_generation_replaced_during_a_download_resets_the_stream(
     monkeypatch.setattr("averaging.rounds.traffic.transfer.CHUNKS_AT_ONCE", 1)
     async with _donors(1) as (world, made, me):
         donor = world.parties[0]
-        service = TransferService(UNIT, donor.log, donor.generations, GRID, donor.chain.certificates_after)
+        service = TransferService(UNIT, donor.log, donor.generations, GRID, lambda known: donor.chain.line.after(known))
 
         async def serve(peer: PeerId, stream: Stream) -> None:
             await service.serve(peer, await read_request(stream), stream)

@@ -41,17 +41,17 @@ def test_a_certificate_of_a_quorum_continues_its_parent() -> None:
 def test_too_few_acks_are_refused_and_so_is_one_voter_twice() -> None:
     parent, certificate = _first_commit(5)
     with pytest.raises(RemoteProtocolError, match="quorum"):
-        _verify(replace(certificate, acks=certificate.acks[:2]), parent)
+        _verify(replace(certificate, votes=certificate.votes[:2]), parent)
     with pytest.raises(RemoteProtocolError, match="quorum"):
-        _verify(replace(certificate, acks=certificate.acks[:1] * 5), parent)
+        _verify(replace(certificate, votes=certificate.votes[:1] * 5), parent)
 
 
 def test_a_tampered_ack_or_record_is_refused() -> None:
     parent, certificate = _first_commit()
-    ack = bytearray(certificate.acks[0])
-    ack[-1] ^= 1
-    with pytest.raises(RemoteProtocolError):
-        _verify(replace(certificate, acks=(bytes(ack), *certificate.acks[1:])), parent)
+    vote = bytearray(certificate.votes[0])
+    vote[-1] ^= 1
+    with pytest.raises(RemoteProtocolError, match="signature"):
+        _verify(replace(certificate, votes=(bytes(vote), *certificate.votes[1:])), parent)
     record = replace(decode_record(certificate.record), next_target_tokens=1)
     with pytest.raises(RemoteProtocolError, match="another commit"):
         _verify(replace(certificate, record=encode_record(record)), parent)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root
-from protocol.rounds.lineage.chain_link import genesis_link, link_of
+from protocol.rounds.lineage.chain_link import genesis_link, light_link_of, lightened, link_of
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import commit_id, encode_body, encode_record
@@ -52,7 +54,49 @@ def test_a_link_is_lone_where_its_record_is(lone: bool) -> None:
     assert link_of(encode_record(record)).is_lone is lone
 
 
+def test_a_light_link_says_all_that_the_whole_one_says() -> None:
+    table = Table(3)
+    raw = encode_record(signed_record(table.genesis, table.live()))
+    whole = link_of(raw)
+    for light in (light_link_of(raw), lightened(whole, raw)):
+        assert light.is_light
+        assert not whole.is_light
+        assert light == whole
+        assert light.record == whole.record
+        for name in ("unit", "index", "parent", "roster", "total_tokens", "target_tokens", "rules", "disks", "is_lone"):
+            assert getattr(light, name) == getattr(whole, name), name
+        assert (light.spine, light.cap_tokens, light.agreed) == (whole.spine, whole.cap_tokens, whole.agreed)
+        assert list(light.credited) == list(whole.credited) == [100, 100, 100]
+    assert lightened(table.genesis, b"") is table.genesis
+
+
+@pytest.mark.parametrize("num_differing", [0, 1, 2])
+def test_a_light_link_attests_a_state_where_the_whole_one_does(num_differing: int) -> None:
+    table = Table(3)
+    record = signed_record(table.genesis, table.live())
+    (pair,) = record.attestations
+    others = tuple(replace(pair, state_root=Root(bytes([n]) * 32)) for n in range(num_differing))
+    contributors = tuple(
+        replace(entry, attests=min(place, num_differing) + 1) for place, entry in enumerate(record.contributors)
+    )
+    raw = encode_record(replace(record, attestations=(pair, *others), contributors=contributors, attested=pair))
+    assert light_link_of(raw).agreed == link_of(raw).agreed
+    assert (link_of(raw).agreed is None) == (num_differing > 0)
+    assert light_link_of(encode_record(replace(record, attested=None))).agreed is None
+
+
+def test_links_with_the_same_voters_share_them_in_memory() -> None:
+    table = Table(3)
+    first = signed_record(table.genesis, table.live())
+    second = signed_record(link_of(encode_record(first)), table.live())
+    one, two = light_link_of(encode_record(first)), link_of(encode_record(second))
+    assert one.roster is two.roster
+    assert one.disks is two.disks
+
+
 def test_what_is_no_record_makes_no_link() -> None:
     for wrong in (b"no record", CommitId(b"")):
         with pytest.raises(RemoteProtocolError):
             link_of(wrong)
+        with pytest.raises(RemoteProtocolError):
+            light_link_of(wrong)

@@ -54,7 +54,7 @@ def _child(
 def _with_cap(link: ChainLink, cap_tokens: int) -> ChainLink:
     """The commit, as if it had named this weight cap."""
     assert link.record is not None
-    return replace(link, record=replace(link.record, weight_cap_tokens=cap_tokens))
+    return replace(link, content=replace(link.record, weight_cap_tokens=cap_tokens))
 
 
 def _chain(parent: ChainLink, length: int, salt: int = 0) -> list[ChainLink]:
@@ -387,6 +387,7 @@ def test_a_tree_is_pruned_rarely_and_keeps_what_is_not_too_deep(
     fork: ChainLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    monkeypatch.setattr(lineage, "MANY_AT_ONCE", 4)
     trunk = _chain(fork, 9)
     old, young = _chain(trunk[1], 2, salt=1), _chain(trunk[6], 1, salt=2)
     tree = _tree(fork, *trunk, *old, *young)
@@ -401,11 +402,56 @@ def test_a_tree_is_pruned_rarely_and_keeps_what_is_not_too_deep(
 
 def test_pruning_forgets_no_commit_ahead_of_the_head(fork: ChainLink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    monkeypatch.setattr(lineage, "MANY_AT_ONCE", 4)
     trunk = _chain(fork, 12)
     side = _chain(trunk[0], 1, salt=1)
     tree = _tree(fork, *trunk, *side).pruned(trunk[9].commit)
     assert not tree.has_fork
     assert best_head(tree) == trunk[11].commit
+
+
+def _proven(link: ChainLink) -> tuple[ChainLink, Certificate]:
+    assert link.record is not None
+    return link, Certificate(encode_record(link.record), ())
+
+
+def test_old_links_of_a_tree_become_light_many_at_once_and_forks_are_chosen_as_before(
+    fork: ChainLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "NUM_WHOLE", 4)
+    monkeypatch.setattr(lineage, "MANY_AT_ONCE", 4)
+    trunk = _chain(fork, 12)
+    tree = tree_of(fork).add_all([_proven(link) for link in (*trunk, *_chain(trunk[2], 3, salt=1))])
+    assert tree.pruned(trunk[5].commit) is tree, "too few are old"
+    thin = tree.pruned(trunk[11].commit)
+    is_light = {node.link.index: node.link.is_light for node in thin.nodes.values() if node.certificate is not None}
+    assert is_light == {index: index <= trunk[11].index - 4 for index in range(2, 14)}
+    assert thin.nodes == tree.nodes
+    assert best_head(thin) == best_head(tree)
+    assert thin.pruned(trunk[11].commit) is thin
+    late = thin.add_all([_proven(_child(trunk[2], salt=2))])
+    assert sum(not node.link.is_light for node in late.nodes.values()) == 6, (
+        "the genesis, the newest four, the late one"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_any_tree_the_same_branch_is_followed_when_all_its_links_are_light(
+    fork: ChainLink, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chooser, links = random.Random(seed), [fork]
+    for salt in range(14):
+        parent = chooser.choice(links[-6:])
+        lone, size = chooser.random() < 0.3, chooser.randint(1, 4)
+        links.append(_child(parent, salt, rounds=chooser.randint(1, 9), size=size, lone=lone))
+    tree = tree_of(fork).add_all([_proven(link) for link in links[1:]])
+    monkeypatch.setattr(lineage, "NUM_WHOLE", -100)
+    light = tree.pruned(tree.tip)
+    assert all(node.link.is_light for node in light.nodes.values() if node.link != fork)
+    assert best_head(light) == best_head(tree)
+    assert work_after(fork, (node.link for node in light.nodes.values())) == work_after(
+        fork, (node.link for node in tree.nodes.values())
+    )
 
 
 # --- what to name when asking -------------------------------------------------------------------------------------------------

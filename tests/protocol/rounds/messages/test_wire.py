@@ -99,6 +99,7 @@ MESSAGES = [
     m.Ack(UNIT, BASE, BALLOT, BASE, before=rec.Ballot(1, B), before_commit=CommitId(b"e" * 32), version=1),
     m.Ack(UNIT, BASE, BALLOT, BASE, lone=True, version=1),
     m.DoubleVote(UNIT, b"one ack", b"another"),
+    m.Committed(UNIT, m.Certificate(encode_record(RECORD), (b"ack2",), (b"leave",), b"ack", (bytes(114), b"v" * 114))),
 ]
 FETCHES = [
     r.FetchResult(UNIT, BASE, 0, 3, ROOT),

@@ -1,0 +1,86 @@
+"""The host's milestones that a peer keeps, of all units: checked when they come, and kept until no lineage here begins
+before them (R26).
+
+Rules: R26 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from averaging.rounds.lineage.past.followed_line import FollowedLine
+from protocol.errors import RemoteProtocolError, VersionError
+from protocol.ids import CommitId, UnitName, short
+from protocol.rounds.lineage.milestones import CommitAt, MilestoneBook, SignedMilestone, open_milestone
+from protocol.rounds.lineage.record_rules import SignatureCheck
+
+log = structlog.get_logger()
+
+
+class HeldMilestones:
+    """Milestones of one run. `lines`: how to find a unit's commits by their index, for units that have a lineage here."""
+
+    def __init__(self, check: SignatureCheck, host_public_key: bytes, genesis: CommitId) -> None:
+        self.lines: dict[UnitName, CommitAt] = {}
+        self._check = check
+        self._host_public_key = host_public_key
+        self._genesis = genesis
+        self._books: dict[UnitName, MilestoneBook] = {}
+        self._told: set[str] = set()
+        self.changed: Callable[[], None] = lambda: None
+        """Called when other milestones are held than before."""
+
+    @property
+    def sealed(self) -> tuple[bytes, ...]:
+        """All of them in the host's envelopes, of each unit the oldest first."""
+        return tuple(each.sealed for _, book in sorted(self._books.items()) for each in book.held)
+
+    def of(self, unit: UnitName) -> MilestoneBook:
+        """Those of a unit."""
+        return self._books.get(unit, MilestoneBook())
+
+    def opened(self, sealed: bytes) -> SignedMilestone:
+        """A milestone of this run, checked.
+
+        Raises:
+            RemoteProtocolError, VersionError: as `open_milestone`.
+        """
+        return open_milestone(sealed, check=self._check, host_public_key=self._host_public_key, genesis=self._genesis)
+
+    def take(self, offered: Iterable[bytes], source: str) -> None:
+        """Keep these milestones from now on. One that is forged, of another run, older than what is held or against our own
+        certificates is named in one line and ignored. `source`: whoever sent them.
+        """
+        before = dict(self._books)
+        for sealed in offered:
+            try:
+                found = self.opened(sealed)
+                unit = found.link.unit
+                self._books[unit] = self.of(unit).with_one(found, self.lines.get(unit, _unknown))
+            except (RemoteProtocolError, VersionError) as error:
+                if error.one_line() not in self._told:
+                    self._told.add(error.one_line())
+                    log.warning("milestone_refused", source=source, reason=error.one_line())
+        if self._books != before:
+            self.changed()
+
+    def settle(self, line: FollowedLine) -> None:
+        """A unit's lineage has grown. Milestones before it are forgotten, and those that contradict it are named and ignored."""
+        unit = line.root.unit
+        book, kept = self.of(unit), list[SignedMilestone]()
+        for each in book.since(line.root.index).held:
+            own = line.commit_at(each.link.index)
+            if own is None or own == each.link.commit:
+                kept.append(each)
+                continue
+            found = f"the host's milestone of round {each.link.index} of {unit} names commit {short(each.link.commit)}"
+            log.warning("milestone_contradicts", reason=f"{found}; our certificates prove {short(own)}: it is ignored")
+        if len(kept) != len(book.held):
+            self._books[unit] = MilestoneBook(tuple(kept))
+            self.changed()
+
+
+def _unknown(_index: int) -> CommitId | None:
+    return None

@@ -1,0 +1,1 @@
+"""The commits of a unit that the host remembers, as links."""
