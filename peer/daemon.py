@@ -26,9 +26,10 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.parting import STAYS_WITHIN_S
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.traffic.discovery import IN_ROUNDS, DirectoryPoller, announce, list_peers
-from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
+from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from averaging.system.leave_signals import watch_signals
@@ -440,7 +441,7 @@ async def _rounds(
             await measure_commits(joined, service, chains, trainer, is_over, _cache(life))
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
-            await rounds.leave()
+            await rounds.leave(life.config.parting_s)
         if not is_over():
             await hand_over_lone_parts(joined, rounds, services)
         with trio.move_on_after(GOODBYE_WITHIN_S):
