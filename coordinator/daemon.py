@@ -65,6 +65,7 @@ from coordinator.host_view import (
     newest_events,
     note_events,
     noticed,
+    opened_history,
     opened_scores,
     public_source,
     shown_view,
@@ -178,6 +179,7 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
             tracked = TrackedRun(*fixed, run.dataset.heldout_shares)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
+            tracker.history = await opened_history(run, held.identity, units[0].unit, writer, offload)
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             memory = MemoryKeeper(writer, clock)
             disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes

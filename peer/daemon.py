@@ -67,7 +67,7 @@ from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
 from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
-from peer.session.build import load_anchors, open_chains, text_plan, training_plan, whole_anchor
+from peer.session.build import kept_milestones, load_anchors, open_chains, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
@@ -337,7 +337,9 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
+    reporter.milestones = await kept_milestones(life.folder, membership, start, joined.verifier)
+    milestones = reporter.milestones.held
+    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held, milestones)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
     return chains
 

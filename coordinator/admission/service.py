@@ -136,7 +136,7 @@ class CoordinatorService:
         body = parse(pb.AdmitRequest, request, MAX_REQUEST_BYTES)
         secret_hash = hash_secret(body.invite_secret) if body.invite_secret else b""
         credential = await self._credential(body, secret_hash, decide_admission)
-        run = self._run
+        run, history = self._run, self._tracker.history
         return encode_admit_reply(
             AdmitReply(
                 credential=credential,
@@ -145,6 +145,7 @@ class CoordinatorService:
                 start_record=self._tracker.start_record,
                 coordinator_peer_id=run.peer_id,
                 bootstrap=run.bootstrap(),
+                milestones=history.newest() if history is not None else (),
             )
         )
 
@@ -221,7 +222,8 @@ class CoordinatorService:
         self._tracker.note_bans(await self._ledger.run(banned_peers) if revocations else frozenset())
         counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
         reply = await self._tracker.report(sender, counted)
-        is_asked = has_others(revocations, report.known_revocations)
+        is_asked, history = has_others(revocations, report.known_revocations), self._tracker.history
+        units = (report.unit, *(part.unit for part in report.beside))
         return encode_report_reply(
             replace(
                 reply,
@@ -229,6 +231,7 @@ class CoordinatorService:
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
+                milestones=history.lacking(report.known_milestones, units) if history is not None else (),
             )
         )
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from coordinator.history.history_rows import begins_at
+from coordinator.history.old_copy import begun_again, check_own_start
 from coordinator.ledger.convictions import Convictions
 from coordinator.ledger.ledger import (
     COUNTED_COMMITS,
@@ -24,7 +26,7 @@ from coordinator.ledger.ledger import (
 )
 from coordinator.ledger.recorded_bans import banned_peers
 from coordinator.progress import run_core
-from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, Growth, Refused
+from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, Growth, Refused, begun_at
 from coordinator.progress.followed_lineage import FollowedLineage
 from coordinator.progress.heldout_core import Turns
 from coordinator.progress.live_lineages import Seen
@@ -44,7 +46,7 @@ from coordinator.progress.run_view import (
     live_peers,
     mean_train_loss,
 )
-from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
+from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
 from protocol.errors import PotluckError, RemoteProtocolError
@@ -53,13 +55,15 @@ from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import genesis_link
-from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.lineage.lineage import MAX_DEPTH
+from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck
 from protocol.rounds.lineage.round_row import round_row
 from protocol.rounds.messages.start import StartRecord, StartUnit
-from protocol.rounds.messages.wire import decode_body, encode_body
+from protocol.rounds.messages.wire import encode_body
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
+    from coordinator.history.run_history import RunHistory
     from coordinator.ledger.ledger_writer import LedgerWriter
     from protocol.identity.identity import Signer, Verifier
     from protocol.rounds.lineage.lineage import SpineView
@@ -105,6 +109,7 @@ class RunTracker:
         self._reason, self._start_record = "the host has just started", b""
         self._peers: dict[PeerId, PeerEntry] = {}
         self.helpers: dict[PeerId, float] = {}
+        self.history: RunHistory | None = None
         self._rounds: list[TimedRound] = []
         self._seen_unix_s: dict[CommitId, int] = {}
         self._curves = LossCurves(run.heldout_shares)
@@ -118,8 +123,7 @@ class RunTracker:
         self._restart: Restart | None = None
         self._restart_sentence = ""
         self._lineage = FollowedLineage(ledger, clock)
-        self._turn = trio.Lock()
-        self._changed = trio.Event()
+        self._turn, self._changed = trio.Lock(), trio.Event()
 
     @property
     def state(self) -> RunState:
@@ -149,11 +153,12 @@ class RunTracker:
     async def restore(self) -> None:
         """Read the state back from the ledger."""
         spine = self._run.spine
-        start, counted, refused, commits, points, checkpoints, banned = await self._ledger.run(
+        start, counted, refused, begins, commits, points, checkpoints, banned = await self._ledger.run(
             lambda ledger: (
                 ledger.get(START_RECORD),
                 ledger.get(COUNTED_COMMITS),
                 ledger.get(REFUSED_COMMITS),
+                begins_at(ledger, spine),
                 ledger.commits(spine),
                 ledger.loss_points(),
                 ledger.checkpoints(),
@@ -167,7 +172,7 @@ class RunTracker:
         if start is None:
             return
         chain = await self._begin(start)
-        unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
+        unlinked = await self._offload.run(lambda: chain.replay(commits, begins), cost_s=_READ_COST_S * len(commits))
         self._missing.note_unlinked(unlinked, commits, self._clock.monotonic_s())
         seen = Seen(self._seen_unix_s, self._clock.unix_s())
         self._lineage.restore(chain, counted or b"", refused or b"", seen)
@@ -187,6 +192,9 @@ class RunTracker:
         async with self._turn:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
+            if self._chain is not None and self.history is not None and report.milestones:
+                row = await begun_again(self._chain, report, self.history, int(self._clock.unix_s()))
+                self._chain = begun_at(self._chain, row, self._run.verifier, self._run.run_id)
             want = await self._take_progress(peer, report)
             if not is_member(report, is_known=peer in self._peers):
                 self.helpers = helping(self.helpers, peer, report, self._clock.monotonic_s())
@@ -391,19 +399,9 @@ class RunTracker:
         _log.info("run_started", members=len(roster))
 
     async def _take_start(self, sealed: bytes) -> None:
-        """Take over our own start record from a peer, where the ledger is an old copy that lacks it.
-
-        Raises:
-            RemoteProtocolError: it is not ours, or not of this run.
-        """
+        """Take over our own start record from a peer, where the ledger is an old copy that lacks it. Raises as `check_own_start`."""
         run = self._run
-        envelope = open_envelope(
-            sealed, verifier=run.verifier, domain=START_DOMAIN, run_id=run.run_id, now_unix_ms=None
-        )
-        if envelope.sender != run.signer.peer_id:
-            raise RemoteProtocolError("a start record that the host did not sign", "the host's own")
-        if without_rosters(decode_body(StartRecord, envelope.payload).units) != without_rosters(run.units):
-            raise RemoteProtocolError("a start record of other units", "the run's own")
+        check_own_start(sealed, SignatureCheck(run.verifier, run.run_id), run.signer, run.units)
         await self._begin(await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed)))
         _log.warning("start_found_again", reason="a peer holds the start record that this ledger lacks")
 
@@ -489,6 +487,8 @@ class RunTracker:
 
     async def _follow_head(self, chain: ChainLog) -> None:
         head = chain.head
+        if len(self._seen_unix_s) > 2 * MAX_DEPTH:
+            self._seen_unix_s = {commit: seen for commit, seen in self._seen_unix_s.items() if chain.knows(commit)}
         self._rounds = [
             TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
             for link in chain.lineage(_SHOWN_ROUNDS)

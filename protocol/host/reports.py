@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
@@ -38,6 +38,9 @@ MAX_ACK_BYTES: Final = 1024
 
 HELPING: Final = "helping"
 """The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
+
+MAX_MILESTONES: Final = 4
+"""Milestones that one report brings to a host with an old copy of its ledger."""
 
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
@@ -120,6 +123,51 @@ class AckPair:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStatements:
+    """Statements that the host signed: those that a peer has, by fingerprint, and those that it brings because the host lacks them.
+
+    Attributes:
+        start_record: the host's envelope, sent while the coordinator reports that the run has not started, if the peer has it.
+        known_revocations: fingerprints of the host's revocations that this peer has.
+        revocations: signed entries that the coordinator asked for.
+        known_milestones: fingerprints of the newest milestones that this peer has.
+        milestones: in the host's envelopes, where its head is before them: it was restored from an old copy.
+    """
+
+    start_record: bytes = b""
+    known_revocations: bytes = b""
+    revocations: tuple[bytes, ...] = ()
+    known_milestones: bytes = b""
+    milestones: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        for known in (self.known_revocations, self.known_milestones):
+            check_fingerprints(known)
+        found = len(self.start_record)
+        require(found <= _MAX_START_BYTES, f"{found} bytes of start", f"at most {_MAX_START_BYTES}")
+        require(
+            len(self.milestones) <= MAX_MILESTONES, f"{len(self.milestones)} milestones", f"at most {MAX_MILESTONES}"
+        )
+
+    @property
+    def known(self) -> HostStatements:
+        """Without what is brought."""
+        return HostStatements(known_revocations=self.known_revocations, known_milestones=self.known_milestones)
+
+    @property
+    def brought(self) -> HostStatements:
+        """Without the fingerprints."""
+        return replace(self, known_revocations=b"", known_milestones=b"")
+
+    def beside(self, known: HostStatements) -> HostStatements:
+        """The statements that are brought here, with the fingerprints of another report."""
+        return replace(self, known_revocations=known.known_revocations, known_milestones=known.known_milestones)
+
+
+NO_STATEMENTS: Final = HostStatements()
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReport:
     """A peer's report of itself, every few seconds, signed.
 
@@ -133,10 +181,7 @@ class PeerReport:
         is_ready_to_start: data, model and network are ready; it waits for the start record.
         certificates: of commits in order, as received, from the index that the coordinator asked for.
         addresses: own multiaddresses.
-        start_record: the host's signed envelope, sent while the coordinator reports that the run has not started, if the peer has
-            it.
-        known_revocations: fingerprints of the host's revocations that this peer has.
-        revocations: signed entries that the coordinator asked for.
+        signed: what the host signed, as far as this peer has it.
         version: of its program, empty where it is not reported.
         is_outbound_only: it takes no connections; it works over those that it makes itself.
         like: of a short report, the digest of the whole one that it builds on; empty in a whole one.
@@ -169,9 +214,7 @@ class PeerReport:
     heldout: tuple[HeldoutResult, ...] = ()
     certificates: tuple[bytes, ...] = ()
     addresses: tuple[str, ...] = ()
-    start_record: bytes = b""
-    known_revocations: bytes = b""
-    revocations: tuple[bytes, ...] = ()
+    signed: HostStatements = NO_STATEMENTS
     version: str = ""
     is_outbound_only: bool = False
     like: bytes = b""
@@ -187,7 +230,6 @@ class PeerReport:
     source_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
         for name in ("head", "state_commit", "state_root"):
             require_hash_or_none(name, getattr(self, name))
@@ -209,8 +251,33 @@ class PeerReport:
         for count in self.source_tokens:
             require(0 <= count <= _MAX_COUNT, f"{count} tokens of a source", "0 to 2^60")
         sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
-        for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
+        for what, (found, most) in sizes.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
+
+    @property
+    def start_record(self) -> bytes:
+        """As in `signed`; so are the next four."""
+        return self.signed.start_record
+
+    @property
+    def known_revocations(self) -> bytes:
+        """Fingerprints."""
+        return self.signed.known_revocations
+
+    @property
+    def revocations(self) -> tuple[bytes, ...]:
+        """Signed entries."""
+        return self.signed.revocations
+
+    @property
+    def known_milestones(self) -> bytes:
+        """Fingerprints."""
+        return self.signed.known_milestones
+
+    @property
+    def milestones(self) -> tuple[bytes, ...]:
+        """In the host's envelopes."""
+        return self.signed.milestones
 
     @property
     def nickname(self) -> str:
@@ -234,6 +301,7 @@ class ReportReply:
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
         live_others: other peers that have reported lately and taken up the run.
+        milestones: newer ones than the peer has, of the units that it reports, in the host's envelopes.
     """
 
     phase: str
@@ -246,6 +314,7 @@ class ReportReply:
     known_revocations: bytes = b""
     like: bytes = b""
     live_others: int = 0
+    milestones: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -297,7 +366,13 @@ def decode_report(data: bytes) -> PeerReport:
     values = fields_by_name(body)
     values |= {
         "heldout": tuple(_decode_heldout(h) for h in body.heldout),
-        "revocations": tuple(body.revocations[:MAX_REVOCATIONS]),
+        "signed": HostStatements(
+            values.pop("start_record"),
+            values.pop("known_revocations"),
+            tuple(values.pop("revocations")[:MAX_REVOCATIONS]),
+            values.pop("known_milestones"),
+            tuple(values.pop("milestones")[: MAX_MILESTONES + 1]),
+        ),
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
         "source_tokens": tuple(body.source_tokens[: MAX_SOURCES + 1]),
@@ -322,4 +397,5 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
     require_hash_or_none("head", body.head)
     require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
+    require(len(body.milestones) <= _MAX_UNITS, f"{len(body.milestones)} milestones", f"at most {_MAX_UNITS}")
     return ReportReply(**fields_by_name(body))

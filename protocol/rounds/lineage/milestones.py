@@ -37,6 +37,9 @@ acked two commits on one base (R22).
 MAX_MILESTONE_BYTES: Final = 1 << 18
 """A milestone in its envelope; a record of the most members, all of them new, is half of that."""
 
+MAX_HELD: Final = 64
+"""Newest milestones of a unit that are kept where no lineage has come so far that they are forgotten."""
+
 CommitAt = Callable[[int], CommitId | None]
 """The commit of a lineage at an index; None where it is not known."""
 
@@ -126,7 +129,7 @@ class MilestoneBook:
                 f"one after round {newest.link.index}, which is held",
                 "it is ignored; the host may have been restored from an old copy",
             )
-        return MilestoneBook((*self.held, offered))
+        return MilestoneBook((*self.held, offered)[-MAX_HELD:])
 
     def behind(self, index: int, commit_at: CommitAt) -> SignedMilestone | None:
         """The newest one on our lineage that is not after `index`."""

@@ -20,7 +20,7 @@ from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, hidden_peers, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
-from protocol.host.reports import HELPING, HeldoutResult, PeerReport
+from protocol.host.reports import HELPING, HeldoutResult, HostStatements, PeerReport
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
@@ -158,7 +158,7 @@ def _reported(chain: Chain, want: int, start_record: bytes = b"") -> PeerReport:
         index=index,
         total_tokens=total,
         certificates=certificates,
-        start_record=start_record,
+        signed=HostStatements(start_record),
     )
 
 

@@ -194,6 +194,46 @@ async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojum
     assert [report.revocations for report in client.reports] == [(), (b"lacking at host.",), ()]
 
 
+class _Milestones:
+    """Notes what the host sends, and has one from after the host's head."""
+
+    def __init__(self) -> None:
+        self.known = b"known at"
+        self.taken: list[tuple[bytes, ...]] = []
+
+    def to_bring(self, spine: UnitName, host_index: int) -> tuple[bytes, ...]:
+        return (b"%s after %d" % (spine.encode(), host_index),) if host_index < 8 else ()
+
+    async def take(self, offered: tuple[bytes, ...], source: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.taken.append(offered)
+
+
+async def test_a_report_tells_which_milestones_we_have_and_the_answer_brings_newer_ones(
+    autojump_clock: Clock,
+) -> None:
+    reporter, client, _ = _reporter()
+    milestones = _Milestones()
+    reporter.milestones = milestones  # type: ignore[assignment]
+    client.answer = lambda: replace(REPLY, milestones=(b"newer",))
+    assert await reporter.report_once()
+    assert (client.reports[0].known_milestones, client.reports[0].milestones) == (b"known at", ())
+    assert milestones.taken == [(b"newer",)]
+
+
+async def test_a_host_whose_head_is_before_our_milestone_is_brought_it_until_it_has_it(autojump_clock: Clock) -> None:
+    reporter, client, _ = _reporter()
+    chain = _grown(Chain(), 9)
+    reporter._sources.service = _Rounds(chain)  # type: ignore[assignment]
+    reporter.milestones = _Milestones()  # type: ignore[assignment]
+    for index in (3, 3, 9):
+        client.answer = lambda index=index: replace(REPLY, phase="training", index=index)  # type: ignore[misc]
+        await reporter.report_once()
+    assert [report.milestones for report in client.reports] == [(), (b"fragment-0 after 3",), (b"fragment-0 after 3",)]
+    await reporter.report_once()
+    assert client.reports[-1].milestones == ()
+
+
 async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:
     reporter, client, board = _reporter()
     board.say("training", "training")

@@ -17,8 +17,10 @@ from protocol.host.reports import (
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
     MAX_DOUBLE_VOTES,
+    MAX_MILESTONES,
     AckPair,
     HeldoutResult,
+    HostStatements,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -130,17 +132,39 @@ def test_certificates_are_cut_to_one_report() -> None:
 
 
 def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
-    report = replace(REPORT, known_revocations=bytes(16), revocations=(b"three",))
+    signed = HostStatements(b"start", bytes(16), (b"three",), bytes(8), (b"milestone",))
+    report = replace(REPORT, signed=signed)
     assert decode_report(encode_report(report)) == report
     reply = ReportReply(
-        "training", COMMIT, 1, 2, revocations=(b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)
+        "training",
+        COMMIT,
+        1,
+        2,
+        revocations=(b"one", b"two"),
+        asks_revocations=True,
+        known_revocations=bytes(8),
+        milestones=(b"one",),
     )
     assert decode_report_reply(encode_report_reply(reply)) == reply
 
 
 def test_fingerprints_that_are_not_whole_make_no_report() -> None:
     with pytest.raises(RemoteProtocolError, match="fingerprints"):
-        replace(REPORT, known_revocations=b"short")
+        HostStatements(known_revocations=b"short")
+    with pytest.raises(RemoteProtocolError, match="fingerprints"):
+        HostStatements(known_milestones=b"short")
+
+
+def test_more_milestones_than_a_host_needs_make_no_report_and_no_reply() -> None:
+    with pytest.raises(RemoteProtocolError, match="milestones"):
+        HostStatements(milestones=(b"",) * (MAX_MILESTONES + 1))
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    body.milestones.extend([b""] * 1000)
+    with pytest.raises(RemoteProtocolError, match="milestones"):
+        decode_report(body.SerializeToString())
+    reply = ReportReply("training", COMMIT, 1, 2, milestones=(b"",) * 1025)
+    with pytest.raises(RemoteProtocolError, match="milestones"):
+        decode_report_reply(encode_report_reply(reply))
 
 
 def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
@@ -151,9 +175,9 @@ def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
 
 def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
-    chosen = {field.name for field in dataclasses.fields(ChosenName)}
-    for kind, body, apart in ((PeerReport, pb.ReportBody, chosen), (ReportReply, pb.ReportReply, set())):
-        assert {field.name for field in dataclasses.fields(kind)} - {"chosen"} | apart == {
+    apart = {field.name for kind in (ChosenName, HostStatements) for field in dataclasses.fields(kind)}
+    for kind, body, parts in ((PeerReport, pb.ReportBody, apart), (ReportReply, pb.ReportReply, set())):
+        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "signed"} | parts == {
             field.name for field in body.DESCRIPTOR.fields
         }
 
