@@ -332,12 +332,12 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
     search = StartSearch(life.folder, membership, joined.poller, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
+    reporter.milestones = await kept_milestones(life.folder, membership, start, joined.verifier)
     held = await _settle_experts(joined, start)
     if held:
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    reporter.milestones = await kept_milestones(life.folder, membership, start, joined.verifier)
     milestones = reporter.milestones.held
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held, milestones)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
@@ -354,7 +354,8 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
     if not joined.experts.wanted and me not in record.roster:
         ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
         membership, units = joined.membership, tuple(joined.membership.manifest.parts)
-        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
+        kept = joined.reporter.milestones.held if joined.reporter.milestones is not None else None
+        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units, kept)
         reachable, index = joined.roster.taking_connections(), joined.reporter.reported_index
         founders = of_founders(record, joined.experts.num_parts)
         seen = await present(listed, reachable, ask, prove, units, index, founders)

@@ -29,7 +29,7 @@ from protocol.errors import LocalProtocolError, PotluckError, StorageError
 from protocol.identity.revocation import FINGERPRINT_BYTES, fingerprint
 from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.rounds.lineage import lineage
-from protocol.rounds.lineage.milestones import seal_milestone
+from protocol.rounds.lineage.milestones import MILESTONE_EVERY, seal_milestone
 from protocol.rounds.messages.record import LightRecord
 from protocol.rounds.messages.start import Milestone
 from protocol.rounds.messages.wire import decode_certificate, decode_record, encode_record
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from protocol.rounds.lineage.chain_link import ChainLink
 
 _log = structlog.get_logger()
+
+NUM_NEWEST: Final = lineage.MAX_DEPTH // MILESTONE_EVERY + 2
+"""Milestones of a unit that are at hand: a copy of its lineage begins at one that lies MAX_DEPTH behind its head."""
 
 _ARCHIVE_COST_S: Final = 0.5
 """Virtual time to compress and write a file of certificates."""
@@ -70,10 +73,12 @@ class RunHistory:
         self.place = place
         self.ledger = ledger
         self._offload = offload
-        self._newest: dict[UnitName, tuple[int, bytes]] = {}
+        self._newest: dict[UnitName, list[tuple[int, bytes]]] = {}
+        """Round and envelope of the newest milestones of each unit, oldest first."""
+
         self._begins: CommitId | None = None
         self._begins_index = 0
-        self._looked_at: dict[UnitName, CommitId] = {}
+        self._looked_at: CommitId | None = None
         self._trouble = ""
 
     async def restore(self) -> None:
@@ -92,19 +97,27 @@ class RunHistory:
             self._begins_index = decode_record(decode_certificate(raw).record).index
 
     def _note(self, unit: UnitName, index: int, sealed: bytes) -> None:
-        if index >= self._newest.get(unit, (0, b""))[0]:
-            self._newest[unit] = index, sealed
+        known = self._newest.setdefault(unit, [])
+        if (index, sealed) not in known:
+            self._newest[unit] = sorted((*known, (index, sealed)))[-NUM_NEWEST:]
+
+    def _newest_index(self, unit: UnitName) -> int:
+        return self._newest[unit][-1][0] if unit in self._newest else 0
 
     # --- for peers ------------------------------------------------------------------------------------------------------------
 
     def newest(self) -> tuple[bytes, ...]:
         """The newest milestone of each unit, for a newcomer."""
-        return tuple(sealed for _, (_, sealed) in sorted(self._newest.items()))
+        return tuple(self.of(unit)[-1] for unit in sorted(self._newest))
+
+    def of(self, unit: UnitName) -> tuple[bytes, ...]:
+        """The newest milestones of a unit, oldest first."""
+        return tuple(sealed for _, sealed in self._newest.get(unit, ()))
 
     def lacking(self, known: bytes, units: Collection[UnitName]) -> tuple[bytes, ...]:
         """The newest milestones of these units, without those of which a peer names the fingerprint."""
         names = {known[begin : begin + FINGERPRINT_BYTES] for begin in range(0, len(known), FINGERPRINT_BYTES)}
-        found = (self._newest[unit][1] for unit in sorted(set(units)) if unit in self._newest)
+        found = (self.of(unit)[-1] for unit in sorted(set(units)) if unit in self._newest)
         return tuple(sealed for sealed in found if fingerprint(sealed) not in names)
 
     async def take_back(self, unit: UnitName, index: int, sealed: bytes) -> None:
@@ -120,10 +133,10 @@ class RunHistory:
 
     async def look(self, chain: FollowedLog | None) -> None:
         """Sign what has come due, and archive what lies deep enough. Anything that the disk refuses is tried again at a later look."""
-        if chain is None or self._looked_at.get(self.place.spine) == chain.head.commit:
+        if chain is None or self._looked_at == chain.head.commit:
             return
         try:
-            newest, _ = self._newest.get(self.place.spine, (0, b""))
+            newest = self._newest_index(self.place.spine)
             if is_one_due(newest, chain.head.index):
                 await self._sign(chain.genesis.commit, _links_after(chain, newest), chain.attested_root, self._record)
             is_more = await self._archive(chain)
@@ -133,7 +146,7 @@ class RunHistory:
                 _log.warning("history_not_kept", reason=self._trouble)
             return
         if not is_more:
-            self._looked_at[self.place.spine] = chain.head.commit
+            self._looked_at = chain.head.commit
 
     async def look_at(
         self, genesis: CommitId, links: Sequence[ChainLink], root_of: Callable[[CommitId], Root | None]
@@ -144,10 +157,8 @@ class RunHistory:
             StorageError: the ledger refused.
         """
         unit, head = links[-1].unit, links[-1]
-        newest, _ = self._newest.get(unit, (0, b""))
-        if self._looked_at.get(unit) != head.commit and is_one_due(newest, head.index):
+        if unit != self.place.spine and is_one_due(self._newest_index(unit), head.index):
             await self._sign(genesis, links, root_of, _record_bytes)
-        self._looked_at[unit] = head.commit
 
     async def _record(self, link: ChainLink) -> bytes:
         raw = await self.ledger.run(partial(certificate_of, commit=link.commit))
@@ -202,8 +213,7 @@ class RunHistory:
         root_of: Callable[[CommitId], Root | None],
         record_of: _RecordOf,
     ) -> None:
-        newest, _ = self._newest.get(links[-1].unit, (0, b""))
-        for link in due_milestones(newest, links):
+        for link in due_milestones(self._newest_index(links[-1].unit), links):
             milestone = Milestone(genesis, await record_of(link), root_of(link.commit) or Root(b""))
             sealed = await self._offload.run(partial(seal_milestone, self.place.signer, self.place.run_id, milestone))
             await self.take_back(link.unit, link.index, sealed)

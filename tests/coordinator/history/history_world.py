@@ -15,7 +15,7 @@ from coordinator.ledger.ledger import CommitRow, Ledger, LossPoint, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress import chain_log
 from coordinator.progress.chain_log import ChainLog
-from protocol.ids import PeerId
+from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage import lineage
 from protocol.rounds.lineage.milestones import SignedMilestone, open_milestone
 from protocol.rounds.lineage.record_rules import SignatureCheck
@@ -68,10 +68,10 @@ class HistoryWorld:
 
 
 @contextmanager
-def open_history(folder: Path, chain: Chain) -> Iterator[HistoryWorld]:
+def open_history(folder: Path, chain: Chain, spine: UnitName = UNIT) -> Iterator[HistoryWorld]:
     """The history in a folder; open it again for a restart. Call `restore` of the history."""
     with open_ledger(folder / "ledger.sqlite3") as ledger:
         writer = LedgerWriter(ledger, InlineOffload())
-        place = HistoryPlace(RUN_ID, HOST, VERIFIER, UNIT, folder / "archive")
+        place = HistoryPlace(RUN_ID, HOST, VERIFIER, spine, folder / "archive")
         history = RunHistory(place, writer, InlineOffload())
         yield HistoryWorld(folder, ledger, writer, history, ChainLog(chain.genesis, RUN_ID, VERIFIER))

@@ -204,7 +204,7 @@ async def test_a_unit_of_which_the_host_keeps_a_copy_has_milestones_of_its_own(
     tmp_path: Path, autojump_clock: Clock
 ) -> None:
     chain = grown(Chain(), 10)
-    with open_history(tmp_path, chain) as world:
+    with open_history(tmp_path, chain, UnitName("trunk")) as world:
         world.take(chain)
         links = [world.log.genesis, *world.log.lineage(20)]
         await world.history.look_at(chain.genesis.commit, links[:6], lambda _: None)
@@ -213,3 +213,4 @@ async def test_a_unit_of_which_the_host_keeps_a_copy_has_milestones_of_its_own(
         (sealed,) = world.history.newest()
         assert world.opened(sealed).state_root == Root(b"r" * 32)
         assert world.opened(sealed).link == links[8]
+        assert world.history.of(UNIT) == (world.history.of(UNIT)[0], sealed)
