@@ -83,7 +83,7 @@ def _push_command(load_models: LoadModels) -> Callable[..., None]:
             TemporaryDirectory(prefix="potluck-push-") as scratch,
             shown_progress("pushing") as show,
         ):
-            pushed = push_checkpoint(url, folder, Path(scratch) / "export", show)
+            pushed = push_checkpoint(url, folder, Path(scratch) / "export", on_bytes=show)
         typer.echo(f"pushed and verified: round {pushed.index}, {pushed.num_bytes / 1e6:.2f} MB, to {url}")
 
     return checkpoint_push

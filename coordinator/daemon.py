@@ -79,12 +79,13 @@ from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
     IDENTITY_FILE,
+    chat_template,
     open_run,
     run_tokenizer,
     start_units,
 )
 from coordinator.run.start_command import StartCommand, remember_command
-from coordinator.scores.score_files import keep_score_files
+from coordinator.scores.score_files import SCORES_NAME, keep_score_files
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
@@ -317,7 +318,7 @@ async def _open_rpc(
         run_id=run.manifest.run_id,
         signed_manifest=run.signed_manifest,
         dataset=run.dataset.canonical_bytes(),
-        max_members=config.run.max_members,
+        max_peers=config.run.most_peers,
         credential_days=config.admission.credential_days,
         authority=run.authority,
         verifier=Ed25519Verifier(),
@@ -338,11 +339,12 @@ def _pusher(host: HostDaemon) -> Pusher | None:
     """The pusher of checkpoints, if the host asked for one."""
     if not host.run.push:
         return None
-    from coordinator.push.push import push_checkpoint  # imports torch
+    from coordinator.push.push import push_checkpoint, push_scores  # imports torch
 
     folder = host.run.folder.absolute()
     newest, scratch = partial(followed_checkpoints, host.tracker), folder / SCRATCH_FOLDER
-    return Pusher(host.run.push, newest, folder / CHECKPOINT_FOLDER, scratch, host.clock, push_checkpoint)
+    place = (newest, folder / CHECKPOINT_FOLDER, scratch, host.clock)
+    return Pusher(host.run.push, *place, push_checkpoint, push_scores, SCORES_NAME)
 
 
 def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | None) -> Moment:
@@ -358,7 +360,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | Non
     )
     now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
     disk, scores, push = host.disk, host.scores.curves(), pusher.state if pusher is not None else None
-    return Moment(host.tracker.picture(), counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push)
+    picture, energy = host.tracker.picture(), host.tracker.energy.sums()
+    return Moment(picture, counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push, energy)
 
 
 async def _tick(host: HostDaemon) -> None:
@@ -384,7 +387,9 @@ def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None)
         schema=schema,
         grid=ChunkGrid(schema.num_elements, elements),
         model=manifest.config.model.model_dump(),
-        companions=Companions(host.tokenizer, stored_adapter(manifest.config, host.run.dataset)),
+        companions=Companions(
+            host.tokenizer, stored_adapter(manifest.config, host.run.dataset), chat_template(host.run)
+        ),
         others=tuple((other, ChunkGrid(other.num_elements, elements)) for other in others),
         whole=manifest.model_schema if others else None,
         mixture=manifest.config.mixture,

@@ -101,6 +101,7 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
         first_port=host.config.helper_port or addresses.p2p_port + 2,
         clock=host.clock,
         are_hidden=lambda: hidden_peers(host.tracker.picture(), host.clock.monotonic_s()),
+        is_over=lambda: host.tracker.state.phase is Phase.FINISHED,
         issue_invite=issue,
         say=say,
     )

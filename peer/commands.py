@@ -11,6 +11,8 @@ import typer
 
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
+from peer.forecast.plan_command import add_plan_command
+from peer.profile.profile_command import add_profile_command
 from peer.service_commands import LocalHost, add_service_commands
 from protocol.errors import RunOverError
 from protocol.tables import examples, several
@@ -47,6 +49,8 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: C
     app.command("generate", epilog=examples(*generating))(_generate_command(open_checkpoint))
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
+    add_plan_command(app)
+    add_profile_command(app)
 
 
 def _settings() -> type[PeerConfig]:
@@ -246,6 +250,10 @@ def doctor(
         typer.Argument(help="A host's line (potluck1:...), to look at the way there; else the last run's host."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    speed: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_FILE", help="Only measure how fast this machine trains the model of this run.toml."),
+    ] = None,
 ) -> None:
     """Check this machine for problems that would stop or slow a run, and say how to fix them.
 
@@ -253,9 +261,17 @@ def doctor(
     host; the invite is not used up. Each line is ok, warn or fail. Ends with 4
     if one fails, else with 0. Leaves nothing behind.
     """
+    config = _settings().load(flags_given(context))
+    if speed is not None:
+        from peer.checks.own_speed import measured_speed, take_priority_of_training
+
+        take_priority_of_training()
+        found = measured_speed(speed, config)
+        typer.echo(found.json() if as_json else "\n".join(found.lines(speed)))
+        return
     from peer.checks.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(_settings().load(flags_given(context)), _whole(invite), as_json=as_json))
+    raise typer.Exit(run_doctor(config, _whole(invite), as_json=as_json))
 
 
 def demo(
@@ -320,6 +336,12 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
         ] = 0.7,
         top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0 for all.")] = 0,
         seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+        chat: Annotated[
+            bool,
+            typer.Option(
+                "--chat", help="Put the prompt as a user's message, in a run on chats; show the answer alone."
+            ),
+        ] = False,
         expert: Annotated[int, typer.Option(help="Number of the expert, in a run of experts.")] = 0,
         base: Annotated[
             Path | None,
@@ -345,9 +367,9 @@ def _generate_command(open_checkpoint: OpenCheckpoint) -> Callable[..., None]:
 
         with open_checkpoint(checkpoint, state_dir) as path:
             if as_json:
-                typer.echo(text_json(path, prompt, sampling, expert, base))
+                typer.echo(text_json(path, prompt, sampling, expert, base, is_chat=chat))
             else:
-                print_text(path, prompt, sampling, expert, base)
+                print_text(path, prompt, sampling, expert, base, is_chat=chat)
 
     return generate
 

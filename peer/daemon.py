@@ -16,6 +16,7 @@ from averaging.arithmetic.spare_memory import keep_cool
 from averaging.codecs.compiled import BLOCKS
 from averaging.data.shard_exchange import SHARD_CHANNEL, read_cached, serve_shards
 from averaging.data.shards import ShardCache
+from averaging.data.start_weights import start_shards
 from averaging.host.http import bind_http, serve_http
 from averaging.host.http_client import kept_status_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
@@ -38,7 +39,7 @@ from peer.history.round_log import history_path, keep_history, recall_history
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
 from peer.holdings.host_backup import take_kept
-from peer.holdings.training_text import check_data
+from peer.holdings.training_text import check_data, check_weights
 from peer.holdings.verified_holders import ASK_WITHIN_S, CommitProof, present
 from peer.holdings.verified_holders_core import everybody
 from peer.machine.device import check_can_limit, choose_device
@@ -65,6 +66,7 @@ from peer.membership.saved_membership import host_heard_s, remember_last_run, ru
 from peer.owner.controls import open_controls
 from peer.owner.disk_use import keep_measured
 from peer.pipeline.lane_training import train_in_lanes
+from peer.profile.profile_service import serve_profiles
 from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import kept_milestones, load_anchors, open_chains, text_plan, training_plan, whole_anchor
@@ -98,6 +100,7 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
@@ -154,7 +157,7 @@ async def _main(
     found = set_aside(folder)
     incarnation = take_incarnation(folder)
     board = StatusBoard(held.identity.peer_id, clock, clock.unix_s(), incarnation=incarnation)
-    board.own_cards = cards
+    board.own_cards, board.g_per_kwh = cards, config.grid_g_per_kwh
     for sentence in found:
         board.has_restarted(sentence)
     sources = Sources(board, disk, chosen=config.chosen)
@@ -213,7 +216,7 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
         experts = own_parts(life.config, membership.manifest.config, life.folder, ThreadOffload())
         await trio.to_thread.run_sync(remember_last_run, life.folder)
         run, life.sources.experts = membership.manifest.config.run, experts
-        life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only)
+        life.board.takes_part_in(run.name, run.total_tokens, is_outbound_only=is_outbound_only, grid=run.grid)
         roster = _roster(life, membership, is_host_there=is_host_there)
         life.sources.has_joined(roster, membership.saved.ways_in, life.session)
         revocations = await _revocations(life, membership, roster)
@@ -336,9 +339,8 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
     held = await _settle_experts(joined, start)
     if held:
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
-    given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
+    given, milestones = start_shards(membership.dataset, cache.path), reporter.milestones.held
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    milestones = reporter.milestones.held
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held, milestones)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
     return chains
@@ -357,8 +359,7 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
         kept = joined.reporter.milestones.held if joined.reporter.milestones is not None else None
         prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units, kept)
         reachable, index = joined.roster.taking_connections(), joined.reporter.reported_index
-        founders = of_founders(record, joined.experts.num_parts)
-        seen = await present(listed, reachable, ask, prove, units, index, founders)
+        seen = await present(listed, reachable, ask, prove, units, index, of_founders(record, joined.experts.num_parts))
     held = await joined.experts.settle(record, me, seen)
     joined.roster.hold(held)
     return held
@@ -459,12 +460,15 @@ async def _begin_training(
     await load_anchors(chains, trainer)
     await first.wait()
     life.board.say("training", "training")
-    await life.controls.order(trainer)
+    async with open_plain_nursery() as beside:
+        beside.start_soon(serve_profiles, life.config.state_dir, trainer, life.clock, ThreadOffload())
+        await life.controls.order(trainer)
 
 
 async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[int]) -> None:
-    """Fetch the missing data of these parts' holder from the host and from members listed meanwhile. Then check it."""
+    """Fetch the missing data of these parts' holder from the host and from members listed meanwhile, and check it."""
     membership, network, roster = joined.membership, joined.network, joined.roster
+    check_weights(membership.manifest.config, membership.dataset)
     listed = list(await _members_listed(joined))
 
     async def relisted(entries: Sequence[DirectoryEntry]) -> None:
@@ -491,5 +495,6 @@ def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) 
 
 
 async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:
-    entries = [e for e in await joined.poller.poll() if e.subkey != joined.network.peer_id]
-    return joined.roster.take_records(entries)
+    me = joined.network.peer_id
+    entries = [e for e in await joined.poller.poll() if e.subkey != me]
+    return asking_order(me, joined.roster.take_records(entries))

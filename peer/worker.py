@@ -18,7 +18,8 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from averaging.gc_freeze import frozen_imports
 
@@ -50,6 +51,7 @@ with frozen_imports():
         Command,
         Failed,
         OutOfMemory,
+        ProfileOrder,
         Progress,
         Reply,
         SharedVectors,
@@ -57,11 +59,11 @@ with frozen_imports():
         is_readable,
         read_message,
     )
-    from peer.training.worker_process import TERMINAL_SIGNALS
+    from peer.training.worker_process import NICENESS, TERMINAL_SIGNALS
     from protocol.errors import PotluckError
 
-NICENESS: Final = 10
-"""The volunteer's own programs take priority."""
+if TYPE_CHECKING:
+    from peer.training.profiling.step_profile import StepProfile
 
 EXIT_OUT_OF_MEMORY: Final = 3
 EXIT_FAILED: Final = 4
@@ -95,6 +97,7 @@ class Worker:
         self._card = card_uuid(choose_device(trainer.plan.device))
         self._was_loaded = False
         self._still_until_s = 0.0
+        self._profile: StepProfile | None = None
         self._leaving: Reply | None = None
         """The reply to a snapshot that is still being written."""
 
@@ -160,9 +163,13 @@ class Worker:
         if not self._trainer.micro_batch:
             self._trainer.find_micro_batch()  # it was started paused, when even that is too much
             self._trainer.compile_layers()
-        self._trainer.step(self._goes_on)
+        before = self._trainer.counters.tokens_trained
+        tokens = self._trainer.step(self._goes_on).tokens_trained - before
         self._collect_garbage()
-        self._tell_progress(time.perf_counter() - begin_s)
+        busy_s = time.perf_counter() - begin_s
+        self._tell_progress(busy_s)
+        if self._profile is not None and self._profile.stepped(busy_s, tokens):
+            self._profile = None
 
     def _collect_garbage(self) -> None:
         """The collector runs between steps, because a pass through all objects within a step leaves a card without work."""
@@ -288,10 +295,27 @@ class Worker:
             case "pause":
                 self._is_paused = True
                 trainer.give_back_memory()
+                if self._profile is not None:
+                    self._profile.give_up("training was paused")
+                    self._profile = None
+            case "profile":
+                self._begin_profile(command.profile)
             case "resume":
                 self._is_paused = not trainer.plan.trains
         self._tell_progress()
         return Reply(number=command.number)
+
+    def _begin_profile(self, order: ProfileOrder | None) -> None:
+        """Record the next steps, on the first rank alone. A recording that is under way goes on."""
+        if order is None or self._profile is not None or not self._group.is_first:
+            return
+        from peer.training.profiling.step_profile import StepProfile, subject_of  # nobody else needs torch's profiler
+
+        recording = StepProfile(subject_of(self._trainer), Path(order.folder), order.num_steps, order.request)
+        if self._is_paused:
+            recording.give_up("training is paused")
+        elif recording.begin():
+            self._profile = recording
 
     def _evaluated(self, command: Command) -> Reply:
         """An evaluation that does not fit into the card's memory is no reason to lose what was trained."""

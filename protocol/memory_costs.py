@@ -42,6 +42,11 @@ FEEDBACK_BYTES: Final = 10
 written to disk. Row "feedback more than without".
 """
 
+SCORES_BYTES: Final = 8
+"""Of a peer that measures a task, a value, while it does: its copy of the committed parameters (4), and a place in the shared memory
+beside the snapshot of a slow round (4).
+"""
+
 STAGE_BASE_BYTES: Final = 1 << 30
 """As `PEER_BASE_BYTES`, for a stage with the activations of its lanes."""
 

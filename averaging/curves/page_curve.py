@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from averaging.curves.curve import Curve, CurvePoint
 from averaging.host.daemon_views import Row, rows_of
-from averaging.host.http_client import get_json
+from averaging.host.http_client import get_json, get_rows
 from protocol.errors import UnreachableError
 from protocol.tables import number, printable
 
@@ -17,7 +17,11 @@ def curve_of_page(url: str) -> Curve:
     Raises:
         UnreachableError: nobody answers there, or no host does.
     """
-    return curve_of_status(get_json(f"{url.rstrip('/')}/api/status"), url)
+    status = get_json(f"{url.rstrip('/')}/api/status")
+    num_rounds, shown = number(status.get("num_rounds")), rows_of(status.get("rounds"))
+    if num_rounds is not None and len(shown) < num_rounds:
+        status = {**status, "rounds": get_rows(url.rstrip("/"), "rounds")}
+    return curve_of_status(status, url)
 
 
 def curve_of_status(status: Row, url: str) -> Curve:

@@ -70,8 +70,8 @@ def find_base(checkpoint: Path, adapter: StoredAdapter, given: Path | None = Non
     """
     folders = [given] if given is not None else list(_beside(checkpoint.absolute()))
     for folder in folders:
-        if all((folder / file.sha256).is_file() for file in adapter.base):
-            cache = ShardCache(folder)
+        cache = ShardCache(folder)
+        if all(cache.path(file.sha256).is_file() for file in adapter.base):
             return tuple(cache.whole(file) for file in adapter.base)
     size = in_bytes(sum(file.num_bytes for file in adapter.base))
     missing = next(file.sha256 for file in adapter.base)

@@ -45,6 +45,10 @@ MAX_TOKENIZER_BYTES: Final = 64 << 20
 _WEIGHTS: Final = ("start", "base")
 """Parts that are no text."""
 
+_WEIGHTS_FOLDER: Final = "weights"
+"""Within the folder of a cache."""
+
+MAX_TEMPLATE_BYTES: Final = 4 << 20
 MAX_TASK_BYTES: Final = 32 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
@@ -136,6 +140,13 @@ class TokenizerEntry(_Part):
     end: Annotated[int, Field(ge=0, lt=1 << 20)]
 
 
+class TemplateEntry(_Part):
+    """The file of the run's chat template, transferred like a shard (averaging/data/chat/run_template.py)."""
+
+    sha256: Hex32
+    num_bytes: Annotated[int, Field(ge=1, le=MAX_TEMPLATE_BYTES)]
+
+
 class TaskEntry(_Part):
     """The file of a task that measures models, transferred like a shard (averaging/data/tasks/task_file.py)."""
 
@@ -202,6 +213,7 @@ class DatasetManifest(_Part):
     text_bytes: TextBytes | None = None
     router: RouterEntry | None = None
     tasks: list[TaskEntry] | None = None
+    template: TemplateEntry | None = None
     sources: Annotated[list[SourceEntry], Field(max_length=MAX_SOURCES)] | None = None
 
     @model_validator(mode="after")
@@ -266,7 +278,7 @@ class DatasetManifest(_Part):
 
     @property
     def _files_beside(self) -> tuple[HashedFile, ...]:
-        found = tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
+        found = tuple(entry for entry in (self.tokenizer, self.template, self.router) if entry is not None)
         return (*found, *(self.tasks or ()))
 
     def task(self, name: str) -> TaskEntry:
@@ -325,10 +337,10 @@ class DatasetManifest(_Part):
 
     @property
     def heldout_shares(self) -> tuple[float, ...]:
-        """Each expert's share of the held-out bytes, summing to 1; empty in a data set without experts."""
+        """Each expert's share of the held-out bytes that count, summing to 1; empty in a data set without experts."""
         num_experts = self.router.num_experts if self.router else 0
-        sizes = [self.num_tokens("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
-        return tuple(size / sum(sizes) for size in sizes)
+        sizes = [self.num_counted("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
+        return tuple(size / (sum(sizes) or 1.0) for size in sizes)
 
     def part(self, split: ShardPart, expert: int | None = None) -> Sequence[ShardEntry]:
         """The shards of one part, in order; with `expert`, those of that expert."""
@@ -375,7 +387,13 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
 
 
 class ShardCache:
-    """Shards on disk, at most `max_bytes`. Each is checked when it arrives and when it is first used."""
+    """Shards on disk. Each is checked when it arrives and when it is first used.
+
+    Weights lie in a folder of their own, and the limit is for all other files: a model is as large as it is.
+
+    Args:
+        max_bytes: most that files other than weights take.
+    """
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 40) -> None:
         self._folder = folder
@@ -384,7 +402,8 @@ class ShardCache:
 
     def path(self, name: str) -> Path:
         """Path of the shard."""
-        return self._folder / name
+        weights = self._folder / _WEIGHTS_FOLDER / name
+        return weights if weights.is_file() else self._folder / name
 
     def has(self, entry: HashedFile) -> bool:
         """Whether the shard is here and complete; a damaged one is removed."""
@@ -433,14 +452,19 @@ class ShardCache:
             raise RemoteProtocolError(
                 f"bytes that are not shard {entry.sha256[:8]}", "bytes of that hash", "ask another peer"
             )
-        self._folder.mkdir(parents=True, exist_ok=True)
-        used = sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
-        if used + len(data) > self._max_bytes:
-            raise StorageError(
-                f"the data cache holds {used} bytes", f"at most {self._max_bytes}", "raise POTLUCK_PEER_CACHE_BYTES"
-            )
+        is_weights = isinstance(entry, ShardEntry) and entry.split in _WEIGHTS
+        folder = self._folder / _WEIGHTS_FOLDER if is_weights else self._folder
         try:
-            write_whole(self.path(entry.sha256), data)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not is_weights:
+                self._check_room(len(data))
+            write_whole(folder / entry.sha256, data)
         except OSError as error:
-            raise StorageError(f"a shard cannot be written to {self._folder}: {error}", "space on the disk") from error
+            raise StorageError(f"a shard cannot be written to {folder}: {error}", "space on the disk") from error
         self._checked.add(entry.sha256)
+
+    def _check_room(self, num_bytes: int) -> None:
+        num_bytes += sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
+        if num_bytes > self._max_bytes:
+            found = f"text of {num_bytes} bytes in the data cache"
+            raise StorageError(found, f"at most {self._max_bytes}", "raise POTLUCK_PEER_CACHE_BYTES")

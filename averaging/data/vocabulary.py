@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -18,12 +18,13 @@ from averaging.data.end_token import EndToken, find_end, read_neighbours
 from averaging.data.shards import MAX_TOKENIZER_BYTES
 from averaging.data.sources.texts import Text, not_installed
 from averaging.data.text_cuts import keeps_tokens_when_cut, last_cut
-from averaging.data.tokenizer import VOCAB_SIZE, Bits, ByteTokenizer, EncodingError, Tokenizer, Tokens, within
+from averaging.data.tokenizer import VOCAB_SIZE, Bits, ByteTokenizer, EncodingError, Tokenizer, Tokens
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Rules
 
 BPE_END: Final = "<|end|>"
@@ -103,9 +104,8 @@ class FileTokenizer:
             raise self._not_encoded(text, 0, _Unsayable(str(error)[:_MOST_REASON])) from error
         finally:
             self._rules.encode_special_tokens = True
-        offsets = np.fromiter(chain.from_iterable(found.offsets), dtype=np.int64).reshape(-1, 2)
-        spans = _in_letters(text, counted)
-        return np.array(found.ids, dtype=np.uint32), within(offsets[:, 0], offsets[:, 1], spans)
+        tokens = np.array(found.ids, dtype=np.uint32)
+        return tokens, _counted_tokens(found, len(tokens), _in_letters(text, counted))
 
     def decode_marked(self, tokens: Tokens) -> str:
         """The text of tokens of `encode_marked`, with special tokens by their names."""
@@ -161,6 +161,23 @@ def _in_letters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int
         byte = end
         found.append((first, letter))
     return found
+
+
+def _counted_tokens(found: Encoding, num_tokens: int, spans: Sequence[tuple[int, int]]) -> Bits:
+    """Whether each token has a part within one of these spans of letters. Only the ends of spans are looked up: the library makes an
+    object of each token's place that it is asked for.
+    """
+    bits = np.zeros(num_tokens, dtype=np.bool_)
+    for begin, end in spans:
+        first = next((place for at in range(begin, end) if (place := found.char_to_token(at)) is not None), num_tokens)
+        last = next(
+            (place for at in range(end - 1, begin - 1, -1) if (place := found.char_to_token(at)) is not None), -1
+        )
+        # several tokens may be of one letter, of which the first was found
+        while last >= 0 and last + 1 < num_tokens and (span := found.token_to_chars(last + 1)) and span[0] < end:
+            last += 1
+        bits[first : last + 1] = True
+    return bits
 
 
 class _Unsayable(Exception):

@@ -14,7 +14,7 @@ LONGEST_FOLDER: Final = 300
 """Characters of a folder that a message repeats."""
 
 OF_HOSTS: Final = ("host", "invite list", "invite withdraw", "invite", "ban")
-OF_PEERS: Final = ("join", "pause", "resume", "doctor", "history", "checkpoint fetch", "service install")
+OF_PEERS: Final = ("join", "pause", "resume", "doctor", "profile", "history", "checkpoint fetch", "service install")
 OF_BOTH: Final = (
     "status", "peers", "rounds", "logs", "bugreport", "stop", "health", "runs forget", "checkpoint list", "checkpoint verify",
     "checkpoint export", "checkpoint merge", "checkpoint push", "generate", "curves", "where", "uninstall",

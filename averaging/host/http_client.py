@@ -43,6 +43,25 @@ def get_json(url: str) -> dict[str, object]:
     return found
 
 
+MAX_PAGES: Final = 1100
+"""Pages of the largest run's peers; a daemon that names more is none."""
+
+
+def get_rows(url: str, what: str) -> list[dict[str, object]]:
+    """All "peers" or "rounds" of the host at `url`, of all its pages; the oldest round first. Blocks, at most some seconds a page.
+
+    Raises:
+        UnreachableError: as `get_json`; also if there are fewer pages now than a moment ago.
+    """
+    pages, num_pages = list[list[dict[str, object]]](), 1
+    while len(pages) < min(num_pages, MAX_PAGES):
+        found = get_json(f"{url}/api/{what}?page={len(pages)}")
+        rows, told = found.get(what), found.get("num_pages")
+        pages.append([row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else [])
+        num_pages = told if isinstance(told, int) else 1
+    return [row for page in (reversed(pages) if what == "rounds" else pages) for row in page]
+
+
 STATUS_ADDRESS_FILE: Final = "status_address"
 """File in the state folder of a running peer or host."""
 

@@ -29,6 +29,29 @@ def causal_attention(q_BHTE: torch.Tensor, k_BKTE: torch.Tensor, v_BKTE: torch.T
     return functional.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=is_grouped)
 
 
+GROUPED_WITH_MASK: Final = frozenset(("cpu",))
+"""Devices on which torch has a kernel for groups of queries and a mask. On the others it would copy keys and values for each query
+head and compute all scores at once.
+"""
+
+
+def masked_attention(
+    q_BHTE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor, sees: torch.Tensor
+) -> torch.Tensor:
+    """Attention of T tokens to the S that each of them sees: (B, H, T, E). Keys and values are not copied.
+
+    Args:
+        sees: bool, (T, S), or (B, 1, T, S) where sequences differ.
+    """
+    num_groups = q_BHTE.shape[1] // k_BKSE.shape[1]
+    attend = functional.scaled_dot_product_attention
+    if num_groups == 1 or q_BHTE.device.type in GROUPED_WITH_MASK:
+        return attend(q_BHTE, k_BKSE, v_BKSE, attn_mask=sees, enable_gqa=num_groups > 1)
+    # neighbouring query heads share a key-value head: the n-th of each go together
+    parts = [attend(q_BHTE[:, n::num_groups], k_BKSE, v_BKSE, attn_mask=sees) for n in range(num_groups)]
+    return torch.stack(parts, dim=2).flatten(1, 2)
+
+
 _LEAST_BLOCK: Final = 256
 """Queries that attention in a window computes together, at least."""
 
@@ -59,8 +82,7 @@ class WindowedAttention:
         back = places[:, None] - others[None, :]
         is_seen = (back >= 0) & (back < self.window)
         q, k, v = (x[:, :, each.start : each.stop] for x, each in ((q_BHTE, own), (k_BKTE, seen), (v_BKTE, seen)))
-        is_grouped = k.shape[1] < q.shape[1]
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=is_grouped)
+        return masked_attention(q, k, v, is_seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +120,4 @@ def isolated_attention(
     sees_B1TT = documents.sees_B1TT
     if window is not None and window < q_BHTE.shape[2]:
         sees_B1TT = sees_B1TT & torch.ones_like(sees_B1TT[0, 0]).triu(1 - window)
-    is_grouped = k_BKTE.shape[1] < q_BHTE.shape[1]
-    return functional.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=sees_B1TT, enable_gqa=is_grouped)
+    return masked_attention(q_BHTE, k_BKTE, v_BKTE, sees_B1TT)

@@ -42,6 +42,7 @@ class RunModel:
         units: all units of the run, the spine first.
         tokenizer: the run's; None if tokens are bytes.
         adapter: its numbers and its base; None in a run without.
+        template: the file of the run's chat template; empty in a run without chats.
         proof: what stands behind the state's root, in a few words.
     """
 
@@ -50,6 +51,7 @@ class RunModel:
     tokenizer: ModelTokenizer | None
     proof: str
     adapter: StoredAdapter | None = None
+    template: bytes = b""
 
 
 class PeerModels(Protocol):

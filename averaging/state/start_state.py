@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.data.start_weights import StartShard, is_needed
 from averaging.state.state import UnitState, state_root
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import HASH_BYTES, CommitId, Root
@@ -31,7 +31,7 @@ def start_state(
     schema: TensorSchema,
     seed: int,
     head: CommitId = NO_HEAD,
-    given: Sequence[Path] = (),
+    given: Sequence[StartShard] = (),
     model: TensorSchema | None = None,
 ) -> UnitState:
     """Genesis anchor, momentum zero, no tokens.
@@ -40,7 +40,7 @@ def start_state(
         schema: the unit's tensors.
         seed: seed of the values, unless they are given.
         head: the genesis commit id once it is known.
-        given: the shards of the run's first weights, each file named by its hash; blocks while they are read.
+        given: the shards of the run's first weights; blocks while those are read that hold some of the unit.
         model: all tensors of the model, in the order of `given`, if the unit has only some of them; None if it has all.
 
     Raises:
@@ -58,44 +58,47 @@ def start_root(
     schema: TensorSchema,
     grid: ChunkGrid,
     seed: int,
-    given: Sequence[Path] = (),
+    given: Sequence[StartShard] = (),
     model: TensorSchema | None = None,
 ) -> Root:
     """The state root that the start record names for a unit. Arguments and errors as of `start_state`."""
     return state_root(start_state(schema, seed, given=given, model=model), grid)
 
 
-def _given_anchor(schema: TensorSchema, model: TensorSchema, given: Sequence[Path]) -> torch.Tensor:
+def _given_anchor(schema: TensorSchema, model: TensorSchema, given: Sequence[StartShard]) -> torch.Tensor:
     """The values of the tensors of `schema`, which shards of all tensors of `model` hold. They are read in small parts."""
     sources = {spec.name: model.offset(spec.name) for spec in schema.tensors}
     anchor, num_values, is_finite = np.empty(schema.num_elements, dtype=np.float32), 0, True
-    for path in given:
-        for values in _values_of(path):
+    found = sum(shard.num_values for shard in given)
+    if found != model.num_elements:
+        raise RemoteProtocolError(f"{found} weights to start with", f"{model.num_elements}")
+    for shard in given:
+        if not is_needed(sources, model, num_values, num_values + shard.num_values):
+            num_values += shard.num_values
+            continue
+        for values in _values_of(shard):
             is_finite = is_finite and bool(np.isfinite(values).all())
             for spec, first, stop in model.pieces(num_values, num_values + len(values)):
                 if spec.name in sources:
                     begin, source = schema.offset(spec.name), sources[spec.name] - num_values
                     anchor[begin + first : begin + stop] = values[source + first : source + stop]
             num_values += len(values)
-    if num_values != model.num_elements:
-        raise RemoteProtocolError(f"{num_values} weights to start with", f"{model.num_elements}")
     if not is_finite:
         raise RemoteProtocolError("weights to start with that are not finite", "numbers")
     return torch.from_numpy(anchor)
 
 
-def _values_of(path: Path) -> Iterator[npt.NDArray[np.float32]]:
+def _values_of(shard: StartShard) -> Iterator[npt.NDArray[np.float32]]:
     """A shard's values, a part at a time. They are known to be right only once all of them were read."""
-    digest, num_bytes = sha256(), 0
+    path, digest = shard.path, sha256()
     try:
+        if path.stat().st_size != _VALUE_BYTES * shard.num_values:
+            raise StorageError(f"{path} is damaged", "a shard of the run's first weights", "restore a copy")
         with path.open("rb") as file:
             while data := file.read(_READ_BYTES):
                 digest.update(data)
-                num_bytes += len(data)
                 yield np.frombuffer(data, dtype="<f4", count=len(data) // _VALUE_BYTES)
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error.strerror})", "a shard of the run's first weights") from error
     if digest.hexdigest() != path.name:
         raise StorageError(f"{path} is damaged", "a shard of the run's first weights", "restore a copy")
-    if num_bytes % _VALUE_BYTES:
-        raise RemoteProtocolError(f"a shard of {num_bytes} bytes of weights", "whole float32 values")

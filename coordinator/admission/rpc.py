@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import unquote
 
@@ -53,10 +54,17 @@ _OPTIONS: Final = (
     # Without this, a silent socket would hold its place for half a minute.
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10000),
+    # A peer of a very large run reports so rarely that its connection would only hold a place.
+    ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.keepalive_time_ms", 30000),
     ("grpc.keepalive_timeout_ms", 10000),
 )
-_MAX_CONCURRENT_RPCS: Final = 256
+MAX_WATCHES: Final = 64
+"""Most open watches of the run. Peers of this release report and need none; those of older releases watch until the start."""
+
+_MAX_CALLS: Final = 256
+MAX_CALLS_OF_ONE: Final = _MAX_CALLS // 2
+"""Most calls under way from one address, so that a storm of them leaves room for all others. A whole cluster may have one address."""
 
 _CODES: Final[Mapping[str, grpc.StatusCode]] = {
     "RefusedError": grpc.StatusCode.PERMISSION_DENIED,
@@ -105,6 +113,8 @@ class _Shell:
         self._service = service
         self._thread = thread
         self._answered = answered
+        self._calls_of: Counter[str] = Counter()
+        self._num_watches = 0
 
     async def _limited(self, call: Callable[[bytes], Awaitable[bytes]], request: bytes) -> bytes:
         # Runs in trio.
@@ -126,11 +136,27 @@ class _Shell:
         self._answered[name, "ok"] += 1
         return reply
 
+    async def _placed(self, context: Context, call: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The result of a call, one of at most MAX_CALLS_OF_ONE under way from its address."""
+        host = caller_host(context.peer())
+        if self._calls_of[host] >= MAX_CALLS_OF_ONE:
+            raise TemporaryError(
+                f"{MAX_CALLS_OF_ONE} calls from {host or 'one address'} at a time", "fewer", "try again in some seconds"
+            )
+        self._calls_of[host] += 1
+        try:
+            return await call()
+        finally:
+            self._calls_of[host] -= 1
+            if not self._calls_of[host]:
+                del self._calls_of[host]
+
     def unary(self, name: str, call: Callable[[bytes], Awaitable[bytes]]) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A handler of a call with one reply."""
 
         async def handle(request: bytes, context: Context) -> bytes:
-            return await self._guard(name, context, self._thread.call_trio(self._limited, call, request))
+            ask = partial(self._thread.call_trio, self._limited, call, request)
+            return await self._guard(name, context, self._placed(context, ask))
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -145,7 +171,8 @@ class _Shell:
             async def asked(request: bytes) -> bytes:
                 return await call(request, host)
 
-            return await self._guard(name, context, self._thread.call_trio(self._limited, asked, request))
+            ask = partial(self._thread.call_trio, self._limited, asked, request)
+            return await self._guard(name, context, self._placed(context, ask))
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -153,14 +180,22 @@ class _Shell:
         """The handler of WatchRun."""
 
         async def open_watch(request: bytes) -> bytes:
+            if self._num_watches > MAX_WATCHES:
+                raise TemporaryError(
+                    f"{MAX_WATCHES} watches of the run are open", "fewer", "install the newest release"
+                )
             return (await self._service.open_watch(request)).encode()
 
         async def handle(request: bytes, context: Context) -> AsyncIterator[bytes]:
-            await self._guard("WatchRun", context, self._thread.call_trio(self._limited, open_watch, request))
-            news: RunNews | None = None
-            while True:
-                news = await self._thread.call_trio(self._service.next_news, news)
-                yield encode_news(news)
+            self._num_watches += 1
+            try:
+                await self._guard("WatchRun", context, self._thread.call_trio(self._limited, open_watch, request))
+                news: RunNews | None = None
+                while True:
+                    news = await self._thread.call_trio(self._service.next_news, news)
+                    yield encode_news(news)
+            finally:
+                self._num_watches -= 1
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
@@ -184,7 +219,7 @@ async def _add_stock_services(server: grpc.aio.Server) -> None:
 async def _start(
     address: str, tls: ServerTls, handler: grpc.GenericRpcHandler[bytes, bytes]
 ) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CONCURRENT_RPCS)
+    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS + MAX_WATCHES)
     server.add_generic_rpc_handlers([handler])
     await _add_stock_services(server)
     credentials = grpc.ssl_server_credentials([(tls.key_pem, tls.chain_pem)])

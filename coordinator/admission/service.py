@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from averaging.release import installed_release
 from coordinator.admission.probes import Probes
 from coordinator.ledger.ledger import Applicant, Ledger
-from coordinator.ledger.recorded_bans import banned_peers
+from coordinator.ledger.recorded_bans import RecordedBans, recorded_bans
 from coordinator.policy.admission import (
     AdmissionDecision,
     AdmissionFacts,
@@ -23,10 +23,11 @@ from coordinator.policy.admission import (
     decide_admission,
     decide_renewal,
     invite_error,
+    request_error,
     run_over_error,
 )
 from coordinator.progress.run_core import Phase
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.errors import RefusedError, RemoteProtocolError
 from protocol.host.calls import (
     LIST_DOMAIN,
     MAX_REQUEST_BYTES,
@@ -39,10 +40,11 @@ from protocol.host.calls import (
     encode_admit_reply,
     encode_checkpoints,
 )
+from protocol.host.host_statements import RevocationNews
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.reports import HELPING, PeerReport, decode_report, encode_report_reply
 from protocol.identity.credential import check_credential, open_request
-from protocol.identity.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
+from protocol.identity.envelope import MAX_GUARDED_SENDERS, Envelope, ReplayGuard, open_envelope, session_of, superseded
 from protocol.identity.identity import public_key_from_peer_id
 from protocol.identity.invite import hash_secret
 from protocol.identity.names import peer_name
@@ -79,7 +81,7 @@ class HostedRun:
     run_id: RunId
     signed_manifest: bytes
     dataset: bytes
-    max_members: int
+    max_peers: int
     credential_days: int
     authority: CertificateAuthority
     verifier: Verifier
@@ -99,7 +101,9 @@ class CoordinatorService:
         self._ledger = ledger
         self._clock = clock
         self._release = installed_release()
-        self._replays = {domain: ReplayGuard() for domain in (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN, PROBE_DOMAIN)}
+        domains, most = (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN, PROBE_DOMAIN), 2 * run.max_peers
+        self._replays = {domain: ReplayGuard(max(MAX_GUARDED_SENDERS, most)) for domain in domains}
+        self._bans = RecordedBans()
         self._probes = Probes(clock)
 
     def unary_calls(self) -> dict[str, UnaryCall]:
@@ -167,7 +171,8 @@ class CoordinatorService:
         run, now = self._run, self._clock.unix_s()
         # Read the tracker here: the ledger calls back from its own thread, where trio's clock is not available.
         is_run_over = self._tracker.state.phase is Phase.FINISHED
-        live_peers = self._tracker.live_peers()
+        book, monotonic_s = self._tracker.book, self._clock.monotonic_s()
+        num_taken = book.places_taken(monotonic_s)
 
         def facts_of(peer: PeerId, invite: InviteFacts | None, is_admitted: bool, is_banned: bool) -> AdmissionFacts:
             return AdmissionFacts(
@@ -179,14 +184,17 @@ class CoordinatorService:
                 is_admitted=is_admitted,
                 is_banned=is_banned,
                 is_run_over=is_run_over,
-                num_live_peers=len(live_peers - {peer}),
-                max_members=run.max_members,
+                num_live_peers=num_taken,
+                max_peers=run.max_peers,
             )
 
         # Check version, run and clock before the signature. Otherwise a wrong clock would be reported as an expired signature.
-        _raise_early(facts_of(PeerId(""), None, True, False), decide, now)
+        if error := request_error(facts_of(PeerId(""), None, True, False), now):
+            raise error
         asked = open_request(body.credential_request, verifier=run.verifier, run_id=run.run_id, now_unix_s=now)
         applicant = Applicant(asked.peer_id, public_key_from_peer_id(asked.peer_id), secret_hash)
+        # from here on, so that calls at the same time cannot all take the last place
+        is_new = decide is decide_admission and book.expect(asked.peer_id, monotonic_s)
         decision, credential = await self._ledger.run(
             lambda ledger: ledger.admit(
                 applicant,
@@ -198,6 +206,8 @@ class CoordinatorService:
             )
         )
         if decision.error is not None:
+            if is_new:
+                book.expect_no_more(asked.peer_id)
             raise decision.error
         return credential
 
@@ -216,21 +226,28 @@ class CoordinatorService:
         is_banned = await self._standing(envelope, credential, may_be_banned=True)
         self._refuse_replay(envelope, REPORT_DOMAIN)
         report = self._whole(sender, said)
-        await self._tracker.convictions.take(report.double_votes)
-        now_unix_s = int(self._clock.unix_s())
-        revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
-        self._tracker.note_bans(await self._ledger.run(banned_peers) if revocations else frozenset())
+        if report.double_votes or report.revocations:
+            await self._tracker.convictions.take(report.double_votes)
+            now_unix_s, known = int(self._clock.unix_s()), self._bans
+            self._bans = await self._ledger.run(
+                lambda ledger: self._with_bans(ledger, report.revocations, now_unix_s, known)
+            )
+        self._tracker.note_bans(self._bans.peers)
         counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
-        reply = await self._tracker.report(sender, counted)
-        is_asked, history = has_others(revocations, report.known_revocations), self._tracker.history
+        like = said.like if counted is report and said.like else report_digest(counted)
+        reply = await self._tracker.report(sender, counted, like)
+        revocations, history = self._bans.entries, self._tracker.history
+        is_asked = has_others(revocations, report.known_revocations)
         units = (report.unit, *(part.unit for part in report.beside))
         return encode_report_reply(
             replace(
                 reply,
-                like=b"" if report.state == HELPING else report_digest(counted),
-                revocations=missing(revocations, report.known_revocations),
-                asks_revocations=is_asked,
-                known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
+                like=b"" if report.state == HELPING else like,
+                bans=RevocationNews(
+                    missing(revocations, report.known_revocations),
+                    is_asked,
+                    b"".join(map(fingerprint, revocations)) if is_asked else b"",
+                ),
                 milestones=history.lacking(report.known_milestones, units) if history is not None else (),
             )
         )
@@ -240,22 +257,24 @@ class CoordinatorService:
         if not report.like:
             return report
         entry = self._tracker.peers.get(sender)
-        if entry is None or report_digest(entry.report) != report.like:
+        if entry is None or entry.like != report.like:
             raise RemoteProtocolError(
                 "a short report with an unknown base", "a whole report", "the peer sends it whole"
             )
         return made_whole(entry.report, report)
 
-    def _revocations(self, ledger: Ledger, offered: Sequence[bytes], now_unix_s: int) -> Sequence[bytes]:
-        """All revocations, including those that peers kept and this ledger, an old copy, has lost. Blocks. Raises if one is not
-        signed by us.
+    def _with_bans(
+        self, ledger: Ledger, offered: Sequence[bytes], now_unix_s: int, known: RecordedBans
+    ) -> RecordedBans:
+        """All bans, including those that peers kept and this ledger, an old copy, has lost. Blocks. Raises if one is not signed by
+        us.
         """
         run, host_public_key = self._run, public_key_from_peer_id(self._run.peer_id)
         for entry in offered:
             found = open_revocation(entry, verifier=run.verifier, run_id=run.run_id, host_public_key=host_public_key)
             public_key = public_key_from_peer_id(found.peer)
             ledger.ban_again(found.peer, public_key, found.reason, entry, now_unix_s=now_unix_s)
-        return ledger.revocations()
+        return recorded_bans(ledger, known)
 
     async def score(self, request: bytes) -> bytes:
         """Take a peer's signed score. It may be brought again: what is known already changes nothing. Raises as `TaskScores.take`, and
@@ -346,8 +365,13 @@ class CoordinatorService:
     async def _standing(self, envelope: Envelope, credential: bytes, *, may_be_banned: bool) -> bool:
         """Whether the sender is banned. Raises RefusedError if it was never admitted, or is banned and must not be."""
         sender, now = envelope.sender, self._clock.unix_s()
-        is_admitted, is_banned = await self._ledger.run(
-            lambda ledger: (self._is_admitted(ledger, envelope, credential, now), ledger.is_banned(sender))
+        known = self._bans
+        is_admitted, is_banned, self._bans = await self._ledger.run(
+            lambda ledger: (
+                self._is_admitted(ledger, envelope, credential, now),
+                ledger.is_banned(sender),
+                recorded_bans(ledger, known),
+            )
         )
         if is_banned and not may_be_banned:
             raise ban_error(sender)
@@ -377,11 +401,3 @@ class CoordinatorService:
             raise RemoteProtocolError(
                 f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
             )
-
-
-def _raise_early(
-    facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], AdmissionDecision], now_unix_s: float
-) -> None:
-    error: PotluckError | None = decide(facts, now_unix_s).error
-    if error is not None:
-        raise error

@@ -9,16 +9,18 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
 from averaging.arithmetic.expert_dense import dense_config, dense_tensors
+from averaging.data.chat.run_template import open_template
 from averaging.models.family import layout_of
 from averaging.models.llama.config import LlamaConfig, require_llama
 from coordinator.checkpoints.checkpoints import (
+    TEMPLATE_NAME,
     TOKENIZER_NAME,
     CheckpointManifest,
     parameters_name,
@@ -163,27 +165,32 @@ def check_tensors(path: Path, manifest: CheckpointManifest, schema: TensorSchema
 
 
 def tokenizer_of(path: Path, manifest: CheckpointManifest, config: ModelConfig) -> ExportedTokenizer | None:
-    """The run's tokenizer. None if tokens are bytes and the model's vocabulary is too small for all of them."""
+    """The run's tokenizer, with its chat template. None if tokens are bytes and the vocabulary is too small for all of them."""
     stored, file = manifest.tokenizer, path / TOKENIZER_NAME
-    if stored is None:
-        return byte_tokenizer(config)
+    tokenizer = byte_tokenizer(config) if stored is None else file_tokenizer(_read(file), stored.end)
+    if stored is not None and tokenizer is None:
+        raise StorageError(f"{file} names no token {stored.end}", "the tokenizer of the checkpoint's run")
+    if tokenizer is None or manifest.template is None:
+        return tokenizer
+    return replace(tokenizer, template=open_template(_read(path / TEMPLATE_NAME), str(path / TEMPLATE_NAME)))
+
+
+def _read(file: Path) -> bytes:
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise StorageError(f"{file} cannot be read ({error.strerror})", "a readable file") from error
-    tokenizer = file_tokenizer(data, stored.end)
-    if tokenizer is None:
-        raise StorageError(f"{file} names no token {stored.end}", "the tokenizer of the checkpoint's run")
-    return tokenizer
 
 
 def side_files(config: ModelConfig, tokenizer: ExportedTokenizer | None) -> dict[str, bytes]:
     """All files except the weights, config.json last."""
     files: dict[str, bytes] = {}
     if tokenizer is not None:
-        files["generation_config.json"] = as_json(generation_config(config, tokenizer.end))
+        files["generation_config.json"] = as_json(generation_config(config, tokenizer))
         files[TOKENIZER_NAME] = tokenizer.data
-        files["tokenizer_config.json"] = as_json(tokenizer_config(config, tokenizer.end_text))
+        files["tokenizer_config.json"] = as_json(tokenizer_config(config, tokenizer))
+        if tokenizer.template is not None:
+            files["chat_template.jinja"] = tokenizer.template.source.encode()
     return files | {CONFIG_NAME: as_json(layout_of(config).config_json(config, tokenizer.end if tokenizer else None))}
 
 

@@ -29,9 +29,10 @@ from coordinator.checkpoints.checkpoints import (
     unlisted_checkpoints,
     write_checkpoint,
 )
+from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.chain_log import followed
 from coordinator.progress.run_core import Phase, RunState
-from coordinator.progress.run_view import PeerEntry, live_peers, root_by_majority
+from coordinator.progress.run_view import root_by_majority
 from coordinator.progress.stage_offsets import StageOffsets, seen
 from protocol.errors import PotluckError, TemporaryError, UnreachableError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
@@ -437,6 +438,7 @@ class Checkpointer:
             root=target.root,
             tokenizer=place.companions.tokenizer,
             adapter=place.companions.adapter,
+            template=place.companions.template,
         )
         if place.whole is None:
             return content

@@ -38,6 +38,7 @@ ALL_UNITS: Final = UnitName("model")
 """The name for all units of a model together."""
 
 TOKENIZER_NAME: Final = "tokenizer.json"
+TEMPLATE_NAME: Final = "chat.json"
 _TEMPORARY_PREFIX: Final = ".writing-"
 
 
@@ -77,6 +78,7 @@ class CheckpointManifest(FrozenModel):
         experts: the numbers of the model's experts, if it has any.
         adapter: the adapter's numbers and its base; left out in a run without. `tensors` are then the adapter's.
         tokenizer: the run's tokenizer; left out if tokens are bytes.
+        template: the run's chat template (averaging/data/chat/run_template.py); left out in a run without chats.
         checksum: SHA-256 of everything else, as compact JSON. The state root does not cover names and model numbers.
     """
 
@@ -97,6 +99,7 @@ class CheckpointManifest(FrozenModel):
     experts: MixtureConfig | None = None
     adapter: StoredAdapter | None = None
     tokenizer: StoredTokenizer | None = None
+    template: StoredFile | None = None
     written_unix_s: Count
     checksum: HexHash = "0" * 64
 
@@ -118,10 +121,13 @@ class UnitContent:
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """The same in all checkpoints of a run, beside the weights: the tokenizer, and the numbers and base of an adapter."""
+    """The same in all checkpoints of a run, beside the weights: the tokenizer, the numbers and base of an adapter, and the file of the
+    chat template, empty without one.
+    """
 
     tokenizer: RunTokenizer | None = None
     adapter: StoredAdapter | None = None
+    template: bytes = b""
 
 
 NO_COMPANIONS: Final = Companions()
@@ -144,6 +150,7 @@ class CheckpointContent:
     units: tuple[UnitContent, ...] = ()
     mixture: MixtureConfig | None = None
     adapter: StoredAdapter | None = None
+    template: bytes = b""
 
     @property
     def unit(self) -> UnitName:
@@ -202,6 +209,14 @@ def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokeniz
     return StoredTokenizer(**hash_file(path).model_dump(), end=tokenizer.end)
 
 
+def _save_template(path: Path, template: bytes) -> StoredFile | None:
+    if not template:
+        return None
+    path.write_bytes(template)
+    sync_path(path)
+    return hash_file(path)
+
+
 def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
     state, schema, unit = content.state, content.schema, content.unit
     manifest = CheckpointManifest(
@@ -221,6 +236,7 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         experts=content.mixture,
         adapter=content.adapter,
         tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
+        template=_save_template(folder / TEMPLATE_NAME, content.template),
         written_unix_s=now_unix_s,
     )
     path = folder / MANIFEST_NAME
@@ -326,16 +342,18 @@ def _check_file(path: Path, name: str, stored: StoredFile, on_read: OnRead = _no
         raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
 
 
+def stored_files(manifest: CheckpointManifest) -> Mapping[str, StoredFile]:
+    """The files that a checkpoint's manifest vouches for, by name."""
+    small = {TOKENIZER_NAME: manifest.tokenizer, TEMPLATE_NAME: manifest.template}
+    weights, momentum = parameters_name(manifest.unit), momentum_name(manifest.unit)
+    files = {name: stored for name, stored in small.items() if stored is not None}
+    return {**files, weights: manifest.parameters, momentum: manifest.momentum}
+
+
 def _check_files(path: Path, manifest: CheckpointManifest, on_read: OnRead) -> None:
-    files: list[tuple[str, StoredFile, OnRead]] = [
-        (parameters_name(manifest.unit), manifest.parameters, on_read),
-        (momentum_name(manifest.unit), manifest.momentum, on_read),
-    ]
-    if manifest.tokenizer is not None:
-        files.insert(0, (TOKENIZER_NAME, manifest.tokenizer, _no_report))
-    for name, stored, report in files:
+    for name, stored in stored_files(manifest).items():
         try:
-            _check_file(path, name, stored, report)
+            _check_file(path, name, stored, _no_report if name in (TOKENIZER_NAME, TEMPLATE_NAME) else on_read)
         except OSError as error:
             raise _damaged(path, f"{name} could not be read ({error.strerror})") from error
 

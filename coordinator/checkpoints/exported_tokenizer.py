@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from averaging.data.chat.run_template import RunTemplate
 from averaging.data.tokenizer import END, VOCAB_SIZE
 from protocol.tensors.model_config import ModelConfig
 
@@ -16,11 +17,14 @@ _END_TEXT: Final = "<|end|>"
 
 @dataclass(frozen=True, slots=True)
 class ExportedTokenizer:
-    """A tokenizer.json, and the token between documents: its number and its text. It both begins and ends a document."""
+    """A tokenizer.json, and the token between documents: its number and its text. It both begins and ends a document. `template` is
+    that of the run's chats.
+    """
 
     data: bytes
     end: int
     end_text: str
+    template: RunTemplate | None = None
 
 
 def byte_tokenizer(config: ModelConfig) -> ExportedTokenizer | None:
@@ -81,9 +85,16 @@ def token_numbers(data: bytes) -> Iterator[tuple[str, int]]:
                 yield piece[0], number
 
 
-def generation_config(config: ModelConfig, end: int) -> dict[str, object]:
-    """Content of generation_config.json: a text ends at the end mark, and the longest text is what the model reads."""
-    return {"bos_token_id": end, "eos_token_id": end, "max_length": config.position_tokens}
+def generation_config(config: ModelConfig, tokenizer: ExportedTokenizer) -> dict[str, object]:
+    """Content of generation_config.json: a text ends at the end mark, and an answer at its own. The longest text is what the model
+    reads.
+    """
+    ends = {tokenizer.end}
+    if tokenizer.template is not None:
+        named = tokenizer.template.variables.get("eos_token")  # as tokenizer_config.json has it
+        ends |= {tokenizer.template.end, *(number for text, number in token_numbers(tokenizer.data) if text == named)}
+    eos = tokenizer.end if len(ends) == 1 else sorted(ends)
+    return {"bos_token_id": tokenizer.end, "eos_token_id": eos, "max_length": config.position_tokens}
 
 
 def _byte_vocabulary() -> dict[str, object]:
@@ -121,15 +132,20 @@ def _byte_vocabulary() -> dict[str, object]:
     }
 
 
-def tokenizer_config(config: ModelConfig, end_text: str) -> dict[str, object]:
-    """Content of tokenizer_config.json."""
-    return {
+def tokenizer_config(config: ModelConfig, tokenizer: ExportedTokenizer) -> dict[str, object]:
+    """Content of tokenizer_config.json. With a chat template it names the special tokens that the template was rendered with."""
+    values: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end_text,
-        "eos_token": end_text,
+        "bos_token": tokenizer.end_text,
+        "eos_token": tokenizer.end_text,
         "model_max_length": config.position_tokens,
         "clean_up_tokenization_spaces": False,
     }
+    if tokenizer.template is None:
+        return values
+    known = {text for text, _ in token_numbers(tokenizer.data)}
+    named = {name: text for name, text in tokenizer.template.variables.items() if text in known}
+    return values | named | {"chat_template": tokenizer.template.source}
 
 
 def _byte_letters() -> list[str]:

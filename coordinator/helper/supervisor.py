@@ -41,6 +41,7 @@ class HelperContext:
         listen_host, announce_host: as the host's own settings.
         first_port: the port to listen on if it and the next one are free; 0 for any.
         are_hidden: for each peer at work whether nobody can connect to it.
+        is_over: whether the run is complete: the helper then ends by itself, once everybody has the last commit.
         issue_invite: a new invite for one peer.
         say: prints a line for the host's terminal.
         start: as `start_process`.
@@ -52,6 +53,7 @@ class HelperContext:
     first_port: int
     clock: Clock
     are_hidden: Callable[[], Sequence[bool]]
+    is_over: Callable[[], bool]
     issue_invite: Callable[[], Awaitable[str]]
     say: Callable[[str], None]
     start: Callable[[Sequence[str], IO[bytes]], subprocess.Popen[bytes]] = field(
@@ -64,14 +66,15 @@ async def keep_helper(context: HelperContext) -> None:
     plan, process, begun_s = HelperPlan(), None, 0.0
     try:
         while True:
-            now_s = context.clock.monotonic_s()
+            now_s, is_over = context.clock.monotonic_s(), context.is_over()
             plan = plan.after_look(is_needed=needs_helper(context.are_hidden()), now_s=now_s)
             if process is not None and process.poll() is not None:
-                log.warning("helper_ended", status=process.returncode, output=str(context.folder / OUTPUT_NAME))
+                tell = log.info if is_over and not process.returncode else log.warning
+                tell("helper_ended", status=process.returncode, output=str(context.folder / OUTPUT_NAME))
                 process, plan = None, plan.after_end(ran_s=now_s - begun_s, now_s=now_s)
-            if process is None and plan.is_to_run(now_s):
+            if process is None and not is_over and plan.is_to_run(now_s):
                 process, begun_s = await _start(context), now_s
-            elif process is not None and not plan.is_to_run(now_s):
+            elif process is not None and not is_over and not plan.is_to_run(now_s):
                 log.info("helper_stopped", reason="the peers can connect to each other")
                 await _stop(process)
                 process = None

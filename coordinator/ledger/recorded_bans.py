@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError
@@ -13,9 +14,26 @@ if TYPE_CHECKING:
     from protocol.identity.identity import Signer
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedBans:
+    """All bans at one moment: the number of the newest one, the host's signed entries, and the banned peers."""
+
+    number: int = 0
+    entries: tuple[bytes, ...] = ()
+    peers: frozenset[PeerId] = frozenset()
+
+
+def recorded_bans(ledger: Ledger, known: RecordedBans) -> RecordedBans:
+    """The bans of the ledger, to which another process may have added; `known` itself if there is no new one. Blocks."""
+    ((number,),) = ledger.rows("SELECT COALESCE(MAX(number), 0) FROM revocations")
+    if number == known.number:
+        return known
+    return RecordedBans(int(str(number)), tuple(ledger.revocations()), banned_peers(ledger))
+
+
 def banned_peers(ledger: Ledger) -> frozenset[PeerId]:
     """All peers that are banned. Blocks."""
-    return frozenset(peer for peer in ledger.peers() if ledger.is_banned(peer))
+    return frozenset(PeerId(str(peer)) for (peer,) in ledger.rows("SELECT peer FROM peers WHERE is_banned"))
 
 
 def record_ban(ledger: Ledger, run_id: RunId, host: Signer, peer: PeerId, reason: str, *, now_unix_s: float) -> bool:

@@ -40,6 +40,7 @@ class AdmissionFacts:
         invite: None if no invite has this secret.
         is_admitted: the peer was admitted earlier and returns with the same identity.
         num_live_peers: peers that reported recently, without the caller.
+        max_peers: the most peers that the run takes at a time.
     """
 
     peer: PeerId
@@ -51,7 +52,7 @@ class AdmissionFacts:
     is_banned: bool
     is_run_over: bool
     num_live_peers: int
-    max_members: int
+    max_peers: int
 
 
 class Verdict(Enum):
@@ -89,7 +90,10 @@ def _refuse(error: PotluckError) -> AdmissionDecision:
     return AdmissionDecision(Verdict.REFUSE, error.one_line(), error)
 
 
-def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | None:
+def request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | None:
+    """The reason to refuse that holds for admission and renewal alike, else None. Places and invites are not looked at: whether the
+    caller has one depends on who it is, which is not proven before its signature is checked.
+    """
     if facts.protocol_version != PROTOCOL_VERSION:
         return VersionError(
             f"a peer with protocol version {facts.protocol_version}",
@@ -137,19 +141,19 @@ def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError 
 
 
 def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> AdmissionDecision:
-    """Admit or refuse. A peer that was admitted earlier needs no new invite: the same identity resumes."""
-    if error := _request_error(facts, now_unix_s):
+    """Admit or refuse. A peer that was admitted earlier needs no new invite and no free place: the same identity resumes."""
+    if error := request_error(facts, now_unix_s):
         return _refuse(error)
-    if facts.num_live_peers >= facts.max_members:
+    if facts.is_admitted:
+        return AdmissionDecision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
+    if facts.num_live_peers >= facts.max_peers:
         return _refuse(
             TemporaryError(
                 f"the run is full, with {several(facts.num_live_peers, 'peer')}",
-                f"fewer than {facts.max_members}",
+                f"fewer than {facts.max_peers}",
                 "try again later",
             )
         )
-    if facts.is_admitted:
-        return AdmissionDecision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
     if error := invite_error(facts.invite, now_unix_s):
         return _refuse(error)
     return AdmissionDecision(Verdict.ADMIT_WITH_INVITE, "the invite is valid")
@@ -157,7 +161,7 @@ def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> AdmissionDecis
 
 def decide_renewal(facts: AdmissionFacts, now_unix_s: float) -> AdmissionDecision:
     """Renew or refuse: as admission, without an invite, and only for a peer that was admitted."""
-    if error := _request_error(facts, now_unix_s):
+    if error := request_error(facts, now_unix_s):
         return _refuse(error)
     if not facts.is_admitted:
         return _refuse(RefusedError(f"peer {facts.peer} was never admitted", "an admitted peer", "join with an invite"))

@@ -20,7 +20,6 @@ from coordinator.progress.live_lineages import (
     restored,
     to_bytes,
 )
-from coordinator.progress.run_view import LIVE_S
 from protocol.errors import PotluckError
 from protocol.host.calls import NO_COMMIT
 from protocol.ids import CommitId, PeerId, short
@@ -49,12 +48,12 @@ class FollowedLineage:
         self._stood_on = restored(chain.tree, commits, self._clock.monotonic_s(), seen)
         chain.count(self._stood_on.counted)
 
-    def heads(self, reported: Mapping[PeerId, CommitId]) -> PeerHeads:
-        """The reported heads of live peers. A host that has just started has not heard all of them."""
+    def heads(self, reported: Mapping[PeerId, CommitId], patience_s: float) -> PeerHeads:
+        """The reported heads of live peers. A host that has just started has not heard all of them: they have `patience_s`."""
         now_s = self._clock.monotonic_s()
         self._began_s = now_s if self._began_s is None else self._began_s
         known = {peer: head for peer, head in reported.items() if head != NO_COMMIT}
-        return PeerHeads(known, now_s - self._began_s >= LIVE_S)
+        return PeerHeads(known, now_s - self._began_s >= patience_s)
 
     async def keep_refused(self, chain: ChainLog, refused: frozenset[CommitId]) -> None:
         """Store which lone commits are not followed, before that counts.
@@ -71,11 +70,11 @@ class FollowedLineage:
             )
             _log.warning("lone_not_followed", commit=short(commit), reason=reason)
 
-    async def look(self, chain: ChainLog, reported: Mapping[PeerId, CommitId]) -> bool:
+    async def look(self, chain: ChainLog, reported: Mapping[PeerId, CommitId], patience_s: float) -> bool:
         """Decide again, about once a second. Returns whether the head moved. If the ledger refuses, nothing changes before it takes
         the decision at a later call.
         """
-        heads, before, has_moved = self.heads(reported), self._stood_on, False
+        heads, before, has_moved = self.heads(reported, patience_s), self._stood_on, False
         refused = chain.grown((), heads).refused
         try:
             await self.keep_refused(chain, refused)

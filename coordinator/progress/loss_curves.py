@@ -33,6 +33,11 @@ class LossCurves:
         """All points that are shown."""
         return tuple(self._shown.values())
 
+    @property
+    def is_anything_waiting(self) -> bool:
+        """Whether any value waits until it may be shown."""
+        return bool(self._waiting)
+
     def restore(self, points: Sequence[LossPoint]) -> None:
         """Take the ledger's points. Of several at one place, as older releases recorded them, the first stands."""
         for point in points:

@@ -1,4 +1,4 @@
-"""Commits that peers reported and nobody has sent, and commits in the ledger without those before them."""
+"""Commits that peers reported and nobody has sent, commits in the ledger without those before them, and commits that are refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import structlog
 
 from coordinator.ledger.ledger import CommitRow
-from coordinator.progress.chain_log import Accepted, ChainLog
+from coordinator.progress.chain_log import MAX_ON_BASE, Accepted, ChainLog, Refused
 from coordinator.progress.run_view import MissingCommits, missed
+from protocol.errors import RemoteProtocolError
 from protocol.host.calls import NO_COMMIT
 from protocol.host.reports import PeerReport
 from protocol.ids import CommitId, PeerId
@@ -50,3 +51,27 @@ class MissingLog:
         ]
         if unlinked:
             _log.warning("ledger_has_gaps", unlinked=len(unlinked), reason="commits without those before them")
+
+
+class RefusedLog:
+    """Commits beyond the limit on their base. Each limit that is reached is logged once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def check(self, peer: PeerId, refused: Sequence[Refused]) -> None:
+        """Accept a peer that only forwards such commits, without them.
+
+        Raises:
+            RemoteProtocolError: this peer made one of them.
+        """
+        for each in refused:
+            if each.found not in self._logged:
+                self._logged.add(each.found)
+                _log.warning("commit_refused", reason=f"{each.found} are recorded already, and no more are taken")
+            if peer in each.members:
+                raise RemoteProtocolError(
+                    f"one more beside {each.found}",
+                    f"at most {MAX_ON_BASE}",
+                    "start this peer again; should that not help, give it a fresh --state-dir",
+                )

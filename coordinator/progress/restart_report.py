@@ -73,3 +73,28 @@ def restart_sentence(restart: Restart, stands: Sequence[PeerStand], now_s: float
         f"restarted at round {restart.index}, but the peers that are back went on from round {best.common_index} with other commits: "
         f"{lost} {'round was' if lost == 1 else 'rounds were'} lost unless another peer brings {'it' if lost == 1 else 'them'}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RestartWatch:
+    """The report of a restart so far. `restart`: None if there was none, or once nothing more can follow."""
+
+    restart: Restart | None = None
+    sentence: str = ""
+
+    def look(
+        self, peers_behind: Iterable[Iterable[tuple[CommitId, int]]], now_s: float, *, until_s: float
+    ) -> RestartWatch:
+        """The state after a look at the peers that have reported.
+
+        Args:
+            peers_behind: for each, its head and that head's ancestors, newest first.
+            until_s: seconds after which a report that is not empty stands.
+        """
+        restart = self.restart
+        if restart is None:
+            return self
+        stands = [stand for behind in peers_behind if (stand := stand_of(restart, behind)) is not None]
+        sentence = restart_sentence(restart, stands, now_s) or self.sentence
+        is_over = was_nothing_lost(restart, stands) or (sentence and now_s - restart.read_s > until_s)
+        return RestartWatch(None if is_over else restart, sentence)

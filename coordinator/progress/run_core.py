@@ -6,12 +6,14 @@ reached. The peers do everything in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from protocol.host.calls import RunNews
+from protocol.host.report_pace import MISSED_REPORTS
 from protocol.ids import CommitId, PeerId
 from protocol.tables import several
 
@@ -19,7 +21,7 @@ NOBODY_HERE: Final = "no peer is here; the run goes on when one comes back"
 ALL_PAUSED: Final = "each peer that is here is paused"
 
 READY_FOR_S: Final = 15.0
-"""A peer counts as ready for this long after it last said so: three reports."""
+"""A peer counts as ready for this long after it last said so, or for MISSED_REPORTS of its reports if they are rarer."""
 
 LOST_START_S: Final = 30.0
 """How long a peer that reports a started run has to show the start record, in seconds. A second start record would split the run
@@ -67,12 +69,13 @@ class RunState:
 @dataclass(frozen=True, slots=True)
 class PeerReported:
     """A peer reported. `is_ready`: it has data, model and network and waits for the start. `has_started`: it says that it takes
-    part in rounds.
+    part in rounds. `again_in_s`: when it reports again.
     """
 
     peer: PeerId
     is_ready: bool
     has_started: bool = False
+    again_in_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +129,11 @@ class AnnounceFinished:
 Action = SignStart | AnnounceFinished
 
 
-def _note(state: RunState, peer: PeerId, is_ready: bool, now: float) -> RunState:
-    ready = {p: t for p, t in state.ready_until.items() if p != peer}
-    preparing = {p: t for p, t in state.preparing_until.items() if p != peer}
-    (ready if is_ready else preparing)[peer] = now + READY_FOR_S
+def _note(state: RunState, event: PeerReported, now: float) -> RunState:
+    ready, preparing = dict(state.ready_until), dict(state.preparing_until)
+    for each in (ready, preparing):
+        each.pop(event.peer, None)
+    (ready if event.is_ready else preparing)[event.peer] = now + max(READY_FOR_S, MISSED_REPORTS * event.again_in_s)
     return replace(state, ready_until=MappingProxyType(ready), preparing_until=MappingProxyType(preparing))
 
 
@@ -169,18 +173,18 @@ def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tup
 def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ...], str]:
     if state.total_tokens < rules.target_tokens:
         return state, (), f"{state.total_tokens:,} of {rules.target_tokens:,} tokens are committed"
-    reason = f"the target of {rules.target_tokens} tokens is reached"
+    reason = f"the target of {rules.target_tokens:,} tokens is reached"
     return replace(state, phase=Phase.FINISHED), (AnnounceFinished(),), reason
 
 
 def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
     """Apply one event. Returns the new state, the orders, and a sentence with the reason. `now` is monotonic seconds."""
     match event:
-        case PeerReported(peer, is_ready, has_started):
-            state = _note(state, peer, is_ready, now)
-            if has_started:
-                state = _note_started(state, peer, now)
-        case PeerLeft(peer):
+        case PeerReported() if state.phase is Phase.GATHERING:
+            state = _note(state, event, now)
+            if event.has_started:
+                state = _note_started(state, event.peer, now)
+        case PeerLeft(peer) if state.phase is Phase.GATHERING:
             state = _forget(state, peer)
         case StartSigned(genesis) if state.phase is Phase.GATHERING:
             state = replace(state, phase=Phase.TRAINING, head=genesis, is_signing=False)
@@ -205,15 +209,22 @@ def is_here(row: Mapping[str, object]) -> bool:
     return row.get("state") not in ("left", "silent") and row.get("is_banned") is not True
 
 
-def why_waiting(rows: Iterable[Mapping[str, object]], num_away: int) -> str:
+def is_same_news(one: RunNews, other: RunNews) -> bool:
+    """Whether two events of the watch tell the same, apart from the reason and the tokens."""
+    return (one.phase, one.head, one.is_final_checkpoint_written) == (
+        other.phase,
+        other.head,
+        other.is_final_checkpoint_written,
+    )
+
+
+def why_waiting(states_here: Collection[str], num_known: int) -> str:
     """Why no peer trains: none of those that ever came is here, or all are paused; empty while one may train.
 
     Args:
-        rows: the peers that this process of the host heard, as /api/status has them.
-        num_away: contributors that it did not hear.
+        states_here: the states of the peers that are here.
+        num_known: all peers that ever came.
     """
-    peers = list(rows)
-    here = [row for row in peers if is_here(row)]
-    if not here:
-        return NOBODY_HERE if peers or num_away else ""
-    return ALL_PAUSED if all(row.get("state") == "paused" for row in here) else ""
+    if not states_here:
+        return NOBODY_HERE if num_known else ""
+    return ALL_PAUSED if all(state == "paused" for state in states_here) else ""

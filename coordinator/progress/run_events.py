@@ -10,8 +10,9 @@ from typing import Final, Literal, get_args
 
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
+from coordinator.presence.presence import LIVE_S, PeerEntry, num_live
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import LIVE_S, PeerEntry, RunPicture, TimedRound, hidden_peers, num_live
+from coordinator.progress.run_view import RunPicture, TimedRound, hidden_peers
 from protocol.identity.chosen_name import called
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
@@ -74,16 +75,17 @@ class EventBook:
         self._states = {row.peer: row.state for row in memory.heard}
 
     def note(
-        self, picture: RunPicture, now_s: float, unix_s: int, helpers_s: Mapping[PeerId, float] = _NOBODY
+        self, picture: RunPicture, now_s: float, unix_s: int, helpers_until_s: Mapping[PeerId, float] = _NOBODY
     ) -> Sequence[RunEvent]:
-        """Take a snapshot of the run, and when its helpers last reported. Returns what happened since the one before. `now_s` is
-        monotonic like the times in `picture`.
+        """Take a snapshot of the run, and until when its helpers count as live. Returns what happened since the one before. `now_s`
+        is monotonic like the times in `picture`.
         """
-        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_s, now_s), now_s)
+        reach = self._reach.after_look(hidden_peers(picture, now_s), num_live(helpers_until_s, now_s), now_s)
         self._began_s = now_s if self._before is None else self._began_s
         heard = {peer: _state(entry, now_s) for peer, entry in picture.peers.items()}
         states = {**self._states, **heard}
-        if now_s - self._began_s > LIVE_S:
+        patience_s = max((entry.patience_s for entry in picture.peers.values()), default=LIVE_S)
+        if now_s - self._began_s > patience_s:
             # After a restart a peer that was here has this long to report.
             states.update((p, "silent") for p, was in self._states.items() if p not in heard and was != "left")
         new: list[RunEvent] = []
@@ -116,7 +118,7 @@ def event_row(event: RunEvent) -> EventRow:
 def _state(entry: PeerEntry, now_s: float) -> str:
     """The state shown for a peer. All working states share one name, or the list would show every download."""
     word = entry.report.state
-    if word != "left" and now_s - entry.seen_s > LIVE_S:
+    if word != "left" and not entry.is_live(now_s):
         return "silent"
     return word if word in ("left", "paused") else "here"
 
@@ -145,8 +147,10 @@ def _first(picture: RunPicture) -> Iterator[_NewEvent]:
 
 
 def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
-    if after.state.phase is not before.state.phase:
-        yield _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
+    is_new_phase, is_over = after.state.phase is not before.state.phase, after.state.phase is Phase.FINISHED
+    phase = _NewEvent("run", f"{after.state.phase.value}: {after.reason}")
+    if is_new_phase and not is_over:
+        yield phase
     if after.restarted and not before.restarted:
         yield _NewEvent("run", f"the host {after.restarted}")
     known = {timed.row.commit for timed in before.rounds}
@@ -154,6 +158,8 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
     for timed in after.rounds:
         if timed.row.commit not in known and (timed.row.index > newest or before.rounds):
             yield _round(timed)
+    if is_new_phase and is_over:  # its last round comes first
+        yield phase
     if after.num_forks > before.num_forks:
         yield _NewEvent(
             "trouble", "the run goes on in two branches until they meet: some peers cannot reach the others"

@@ -5,40 +5,51 @@ No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import RunPast
+from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState, why_waiting
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
 from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
-from protocol.host.reports import HELPING, PeerReport
 from protocol.identity.chosen_name import NONE_CHOSEN
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json, sum_of_counted
 from protocol.tables import duration
 
-LIVE_S: Final = 30.0
-"""A peer counts as live for this long after its last report."""
-
 MISSED_AFTER_S: Final = 3.0
 """How long a reported commit may still be on its way from another peer, in seconds."""
-
-FORGET_S: Final = 3600.0
 
 FETCHING_S: Final = 10.0
 """How long missing commits count as being fetched after one of them arrived, in seconds: some reports."""
 
-MAX_AWAY: Final = 500
-"""Most contributors that are away and are listed, those with the most tokens."""
+PEERS_A_PAGE: Final = 100
+"""Peers that the status lists. Further ones come by pages (coordinator/status/row_pages.py)."""
+
+MAX_AWAY: Final = PEERS_A_PAGE
+"""Most contributors that are away and are listed in the status, those with the most tokens."""
+
+ROUNDS_A_PAGE: Final = 60
+"""Newest rounds that the status lists, as many as the page draws at once. Earlier ones come by pages."""
+
+MAX_HOLDERS: Final = 20
+"""Most holders of a unit that the status names. Their number is told besides."""
+
+MAX_LANES: Final = 40
+"""Most lanes that the status lists, the first ones. Their number is told besides."""
+
+MAX_MISSING: Final = 20
+"""Most missing commits that the status lists."""
 
 MAX_TEAMS: Final = 100
 """Most teams that the status lists."""
@@ -51,17 +62,6 @@ _ROUNDS_FOR_ETA: Final = 1000
 """Rounds to look back on for the time left. A host that was away finds hundreds at once, and they count as one look."""
 
 _OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans", "banned", "trouble", "push"})
-
-
-@dataclass(frozen=True, slots=True)
-class PeerEntry:
-    """A peer's newest report, when it came, and since when reports have come without a break (monotonic seconds). Only this process
-    of the host counts.
-    """
-
-    report: PeerReport
-    seen_s: float
-    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,18 @@ class TimedRound:
     row: RoundRow
     total_tokens: int
     seen_unix_s: int
+
+
+class SeenRounds(tuple[TimedRound, ...]):
+    """The rounds of one head. Equal to itself alone, so that a sum over them is made once for each head."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,49 +157,11 @@ def hidden_peers(picture: RunPicture, now_s: float) -> Sequence[bool]:
     return [picture.peers[peer].report.is_outbound_only for peer in live_peers(picture.peers, now_s)]
 
 
-def helping(before: Mapping[PeerId, float], peer: PeerId, report: PeerReport, now_s: float) -> dict[PeerId, float]:
-    """The helpers that peers can connect to, with the time of their newest reports, after a report of a peer that is no member."""
-    kept = {helper: seen_s for helper, seen_s in before.items() if helper != peer and now_s - seen_s <= LIVE_S}
-    return {**kept, peer: now_s} if report.state == HELPING and not report.is_outbound_only else kept
-
-
-def num_live(helpers_s: Mapping[PeerId, float], now_s: float) -> int:
-    """How many of these reported recently."""
-    return sum(now_s - seen_s <= LIVE_S for seen_s in helpers_s.values())
-
-
-def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
-    """Peers that reported recently and have not said goodbye, sorted."""
-    return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
-
-
-def is_member(report: PeerReport, *, is_known: bool) -> bool:
-    """Whether a peer that reports this takes part in the run. A helper does not, and its goodbye is that of an unknown peer."""
-    return report.state != HELPING and (is_known or report.state not in ("leaving", "left"))
-
-
-def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEntry:
-    """The entry of a peer that has just reported. After a long silence or a goodbye it starts again."""
-    is_back = before is None or before.report.state == "left" or now_s - before.seen_s > LIVE_S
-    return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
-
-
 def missed(missing: Mapping[PeerId, MissingCommits], now_s: float) -> Sequence[MissingCommits]:
     """Missing commits that are worth showing. Every member reports a commit at once, but only two of them send it
     (peer/status/duties_core.py).
     """
     return [each for each in missing.values() if now_s - each.since_s >= MISSED_AFTER_S]
-
-
-def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:
-    """Training loss over live peers, weighted by their speed; None before the first step of any peer."""
-    total = weight = 0.0
-    for peer in live_peers(peers, now_s):
-        report = peers[peer].report
-        if report.loss_nats is not None and report.tokens_per_s > 0:
-            total += report.loss_nats * report.tokens_per_s
-            weight += report.tokens_per_s
-    return total / weight if weight else None
 
 
 def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Root | None:
@@ -208,10 +182,11 @@ def _points(rounds: Sequence[TimedRound]) -> list[ProgressPoint]:
     return [ProgressPoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds]
 
 
-def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool) -> Json:
+def peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool) -> Json:
+    """A row for a peer that this process of the host has heard."""
     report = entry.report
     silent_s = now_s - entry.seen_s
-    is_silent = silent_s > LIVE_S and report.state != "left"
+    is_silent = not entry.is_live(now_s) and report.state != "left"
     is_gone = is_silent or report.state == "left"
     return {
         "peer": peer,
@@ -295,7 +270,8 @@ def _unit_json(unit: UnitHolders) -> Json:
         "unit": unit.unit,
         "index": unit.index,
         "kept_index": unit.kept_index,
-        "holders": list(unit.holders),
+        "holders": list(unit.holders[:MAX_HOLDERS]),
+        "num_holders": len(unit.holders),
         "frozen": unit.is_frozen,
         "why": unit.why_frozen,
     }
@@ -349,14 +325,20 @@ def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
 
 def counted_in(picture: RunPicture, past: RunPast = NO_PAST) -> Mapping[PeerId, Counted]:
     """The contributions that each peer is credited with. In a run of stages it includes stages whose commits are not in the ledger."""
-    newest = counted_by_peer(timed.row for timed in picture.rounds if timed.row.index > past.credits.index)
-    of_spine = sum_of_counted(past.credits.by_peer, newest)
+    rounds = picture.rounds if isinstance(picture.rounds, SeenRounds) else SeenRounds(picture.rounds)
+    of_spine = sum_of_counted(past.credits.by_peer, _counted_after(rounds, past.credits.index))
     if not picture.are_stages or not picture.units:
         return of_spine
     return counted_everywhere(of_spine, picture.units[0].unit, picture.stage_commits)
 
 
-def _away(picture: RunPicture, counted: Mapping[PeerId, Counted]) -> list[PeerId]:
+@lru_cache(maxsize=8)
+def _counted_after(rounds: SeenRounds, index: int) -> Mapping[PeerId, Counted]:
+    """Totals over the rounds after an index, counted once for each head."""
+    return counted_by_peer(timed.row for timed in rounds if timed.row.index > index)
+
+
+def away_peers(picture: RunPicture, counted: Mapping[PeerId, Counted]) -> list[PeerId]:
     """Contributors that this process of the host has not heard for long, if ever; the largest first."""
     return sorted(counted.keys() - picture.peers.keys(), key=lambda peer: (-counted[peer].tokens, peer))
 
@@ -371,7 +353,7 @@ def _sources_json(picture: RunPicture) -> list[Json]:
     ]
 
 
-def _away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is_banned: bool) -> Json:
+def away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is_banned: bool) -> Json:
     """A row for a contributor that is away, with the same keys as those of the others."""
     heard_s, chosen = past.heard_s.get(peer), past.chosen.get(peer, NONE_CHOSEN)
     silent_s = None if heard_s is None else max(0.0, round(now_s - heard_s, 3))
@@ -400,12 +382,10 @@ def _away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, i
 def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: str = "") -> Json:
     """The part of /api/status that changes between rounds and is sent repeatedly. `apart`: that the peers cannot meet, if so."""
     state, counted = picture.state, counted_in(picture, past)
-    pipeline, num_away = lanes_and_stages(picture, now_s), len(_away(picture, counted))
-    peers = [
-        _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s, is_banned=peer in picture.banned)
-        for peer in sorted(picture.peers)
-    ]
-    waiting = why_waiting(peers, num_away) if state.phase is Phase.TRAINING else ""
+    pipeline, num_away = lanes_and_stages(picture, now_s), len(away_peers(picture, counted))
+    here = {peer: entry for peer, entry in picture.peers.items() if entry.is_live(now_s) and peer not in picture.banned}
+    states = [entry.report.state for entry in here.values()]
+    waiting = why_waiting(states, len(picture.peers) + num_away) if state.phase is Phase.TRAINING else ""
     left_s = None if waiting else eta_s(picture.rounds, state.total_tokens, picture.target_tokens)
     return {
         "run": picture.run_name,
@@ -425,16 +405,23 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "eta_s": left_s,
         "num_points": len(picture.loss_points),
         "num_checkpoints": len(picture.checkpoints),
-        "peers": peers,
+        "peers": [
+            peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s, is_banned=peer in picture.banned)
+            for peer in _first_peers(picture, here)
+        ],
+        "num_peers": len(picture.peers),
+        "num_here": len(here),
         "num_away": num_away,
+        "num_rounds": len(picture.rounds),
         "teams": _teams(picture, past, counted),
-        "missing": [_missing_json(missing, now_s) for missing in picture.missing],
+        "missing": [_missing_json(missing, now_s) for missing in picture.missing[:MAX_MISSING]],
         "units": [_unit_json(unit) for unit in picture.units],
         "unit_bytes": _unit_bytes_json(picture.peers),
         "sources": _sources_json(picture),
         "tokens_per_s": tokens_per_s(picture, now_s),
         "stages": [_stage_json(stage) for stage in pipeline.stages],
-        "lanes": [_lane_json(lane) for lane in pipeline.lanes],
+        "lanes": [_lane_json(lane) for lane in pipeline.lanes[:MAX_LANES]],
+        "num_lanes": len(pipeline.lanes),
         "partial_lanes": [
             {"lane": part.lane, "round": part.round + 1, "lacking": list(part.lacking)}
             for part in partial_lanes(picture.stage_commits)
@@ -442,18 +429,23 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
     }
 
 
+def _first_peers(picture: RunPicture, here: Collection[PeerId]) -> list[PeerId]:
+    """All peers by their ids, or those of the first page by their names, those that are here first."""
+    if len(picture.peers) <= PEERS_A_PAGE:
+        return sorted(picture.peers)
+    return sorted(picture.peers, key=lambda peer: (peer not in here, peer_name(peer), peer))[:PEERS_A_PAGE]
+
+
 def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: str = "") -> Json:
     """The body of /api/status."""
     counted = counted_in(picture, past)
-    away = _away(picture, counted)
+    away, rounds = away_peers(picture, counted)[:MAX_AWAY], picture.rounds[-ROUNDS_A_PAGE:]
     return {
         **now_json(picture, now_s, past, apart),
-        "away": [
-            _away_json(peer, counted[peer], past, now_s, is_banned=peer in picture.banned) for peer in away[:MAX_AWAY]
-        ],
-        "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
+        "away": [away_json(peer, counted[peer], past, now_s, is_banned=peer in picture.banned) for peer in away],
+        "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in rounds],
         "speeds": [list(point) for point in speeds(_points(picture.rounds))],
-        "names": {peer: peer_name(peer) for peer in sorted({*_named(picture), *away[:MAX_AWAY]})},
+        "names": names_in(rounds, [*away, *_mentioned(picture, now_s)]),
         "heldout": _curve(picture.loss_points, "heldout"),
         "heldout_experts": {
             unit.unit: _curve(picture.loss_points, expert_kind(expert)) for expert, unit in enumerate(picture.units)
@@ -468,12 +460,20 @@ def status_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apar
     }
 
 
-def _named(picture: RunPicture) -> list[PeerId]:
-    """All peers that the status mentions, also those that this process of the host has not heard."""
-    members = {
-        peer for timed in picture.rounds for peer in (*timed.row.members, *(peer for peer, _ in timed.row.omitted))
-    }
-    return sorted({*picture.peers, *members})
+def _mentioned(picture: RunPicture, now_s: float) -> Iterator[PeerId]:
+    """The peers of the first page, and those that units and lanes name."""
+    yield from _first_peers(picture, picture.peers.keys() & set(live_peers(picture.peers, now_s)))
+    for unit in picture.units:
+        yield from unit.holders[:MAX_HOLDERS]
+    for lane in lanes_and_stages(picture, now_s).lanes[:MAX_LANES]:
+        for members in lane.members:
+            yield from members
+
+
+def names_in(rounds: Iterable[TimedRound], others: Iterable[PeerId] = ()) -> dict[str, str]:
+    """The names of all peers that these rounds mention, also of those that this process of the host has not heard, and of `others`."""
+    members = {peer for timed in rounds for peer in (*timed.row.members, *(peer for peer, _ in timed.row.omitted))}
+    return {peer: peer_name(peer) for peer in sorted(members.union(others))}
 
 
 def public_json(status: Json) -> Json:

@@ -5,7 +5,7 @@ State that must survive a restart is written to the ledger before it changes in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from coordinator.energy.run_energy import MOST_PEERS, RunEnergy
 from coordinator.history.history_rows import begins_at
 from coordinator.history.old_copy import begun_again, check_own_start
 from coordinator.ledger.convictions import Convictions
@@ -25,33 +26,24 @@ from coordinator.ledger.ledger import (
     LossPoint,
 )
 from coordinator.ledger.recorded_bans import banned_peers
+from coordinator.presence.peer_book import PeerBook
+from coordinator.presence.presence import FORGET_S, PeerEntry, helping, is_member, mean_train_loss
 from coordinator.progress import run_core
-from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, Growth, Refused, begun_at
+from coordinator.progress.chain_log import Accepted, ChainLog, Growth, begun_at
 from coordinator.progress.followed_lineage import FollowedLineage
 from coordinator.progress.heldout_core import Turns
-from coordinator.progress.live_lineages import Seen
+from coordinator.progress.live_lineages import PeerHeads, Seen
 from coordinator.progress.loss_curves import LossCurves
-from coordinator.progress.missing_commits import MissingLog
-from coordinator.progress.restart_report import Restart, restart_sentence, stand_of, was_nothing_lost
+from coordinator.progress.missing_commits import MissingLog, RefusedLog
+from coordinator.progress.restart_report import Restart, RestartWatch
 from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
-from coordinator.progress.run_view import (
-    FORGET_S,
-    PeerEntry,
-    RunPicture,
-    TimedRound,
-    Yardsticks,
-    heard,
-    helping,
-    is_member,
-    live_peers,
-    mean_train_loss,
-)
+from coordinator.progress.run_view import RunPicture, SeenRounds, TimedRound, Yardsticks
 from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
-from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.errors import PotluckError
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
-from protocol.host.reports import PeerReport, ReportReply
+from protocol.host.reports import NO_START_NEWS, PeerReport, ReportReply, StartNews
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import genesis_link
@@ -107,21 +99,21 @@ class RunTracker:
         self._state = RunState()
         self._chain: ChainLog | None = None
         self._reason, self._start_record = "the host has just started", b""
-        self._peers: dict[PeerId, PeerEntry] = {}
+        self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
         self.history: RunHistory | None = None
-        self._rounds: list[TimedRound] = []
+        self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
+        self._rounds = SeenRounds()
         self._seen_unix_s: dict[CommitId, int] = {}
         self._curves = LossCurves(run.heldout_shares)
         self._convictions = Convictions(run.run_id, run.signer, run.verifier, ledger, clock)
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing = MissingLog()
-        self._refused_logged: set[str] = set()
+        self._refused = RefusedLog()
         self._banned: frozenset[PeerId] = frozenset()
         self._parts = run.manifest.parts
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
-        self._restart: Restart | None = None
-        self._restart_sentence = ""
+        self._restart = RestartWatch()
         self._lineage = FollowedLineage(ledger, clock)
         self._turn, self._changed = trio.Lock(), trio.Event()
 
@@ -141,13 +133,13 @@ class RunTracker:
         return self._start_record
 
     @property
-    def peers(self) -> dict[PeerId, PeerEntry]:
-        """Newest report of each peer."""
-        return dict(self._peers)
+    def peers(self) -> Mapping[PeerId, PeerEntry]:
+        """Newest report of each peer. It changes with each report: copy it to keep it over an await."""
+        return self.book.entries
 
     def addresses_of(self, peers: Sequence[PeerId]) -> tuple[str, ...]:
         """Addresses that these peers report. A peer can only name addresses of its own."""
-        reports = ((peer, entry.report) for peer, entry in self._peers.items() if peer in peers)
+        reports = ((peer, self.peers[peer].report) for peer in peers if peer in self.peers)
         return tuple(a for peer, report in reports for a in report.addresses if a.endswith(f"/p2p/{peer}"))
 
     async def restore(self) -> None:
@@ -179,10 +171,10 @@ class RunTracker:
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
         lineage = dict(chain.behind(chain.head.commit))
-        self._restart = Restart(lineage, chain.head.index, self._clock.monotonic_s())
+        self._restart = RestartWatch(Restart(lineage, chain.head.index, self._clock.monotonic_s()))
 
-    async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
-        """Take in a peer's report: presence, verified commits, losses.
+    async def report(self, peer: PeerId, report: PeerReport, like: bytes = b"") -> ReportReply:
+        """Take in a peer's report: presence, verified commits, losses. `like`: its digest, for the next short one.
 
         Raises:
             RemoteProtocolError: a certificate in it does not verify, or it names an unknown expert.
@@ -196,16 +188,19 @@ class RunTracker:
                 row = await begun_again(self._chain, report, self.history, int(self._clock.unix_s()))
                 self._chain = begun_at(self._chain, row, self._run.verifier, self._run.run_id)
             want = await self._take_progress(peer, report)
-            if not is_member(report, is_known=peer in self._peers):
-                self.helpers = helping(self.helpers, peer, report, self._clock.monotonic_s())
-                return self._reply(peer, want)
-            self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
+            if not is_member(report, is_known=peer in self.peers):
+                now_s = self._clock.monotonic_s()
+                self.helpers = helping(self.helpers, peer, report, now_s, self.book.patience_s(now_s))
+                return self._reply(peer, report, want)
+            self.book.hear(peer, report, self._clock.monotonic_s(), like)
+            self.energy.heard(peer, report.counts.energy)
             self._units.heard(peer, report)
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
-            reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
+            again_in_s = self.book.again_in_s(self._clock.monotonic_s(), is_under_way=False)
+            reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started, again_in_s)
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
-        return self._reply(peer, want)
+        return self._reply(peer, report, want)
 
     @property
     def convictions(self) -> Convictions:
@@ -220,38 +215,30 @@ class RunTracker:
         """Drop peers that are long gone, and start the run when enough are ready. Call about once a second."""
         async with self._turn:
             now = self._clock.monotonic_s()
-            self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
+            self.book.forget(now)
             await self._step(run_core.RunTicked())
             self._tell_restart(now)
             if self._chain is not None:
-                if await self._lineage.look(self._chain, self._heads()):
+                if await self._lineage.look(self._chain, dict(self.book.heads(now)), self.book.patience_s(now)):
                     await self._follow_head(self._chain)
                 await self._show_what_waited(self._chain)
             self._units.tick(self.units_held() if self._state.phase is Phase.TRAINING else (), now)
 
-    def _heads(self) -> dict[PeerId, CommitId]:
-        return {peer: self._peers[peer].report.head for peer in self.live_peers()}
-
     def _tell_restart(self, now_s: float) -> None:
         """After a restart: log whether the peers still have what the ledger records, until nothing is missing or FORGET_S is over."""
-        restart, chain = self._restart, self._chain
-        if restart is None or chain is None:
+        before, chain = self._restart, self._chain
+        if before.restart is None or chain is None:
             return
-        heads = {entry.report.head for entry in self._peers.values()}
-        stands = [stand for head in heads if (stand := stand_of(restart, chain.behind(head))) is not None]
-        sentence = restart_sentence(restart, stands, now_s)
-        if sentence and sentence != self._restart_sentence:
-            _log.info("restarted", reason=sentence)
-            self._restart_sentence = sentence
-        if was_nothing_lost(restart, stands) or (self._restart_sentence and now_s - restart.read_s > FORGET_S):
-            self._restart = None
+        heads = {entry.report.head for entry in self.peers.values()}
+        self._restart = before.look([chain.behind(head) for head in heads], now_s, until_s=FORGET_S)
+        if self._restart.sentence != before.sentence:
+            _log.info("restarted", reason=self._restart.sentence)
 
     def units_held(self) -> tuple[UnitHolders, ...]:
         """The experts or stages with their current holders; empty before the start and in a run without."""
         if self._chain is None:
             return ()
-        live = live_peers(self._peers, self._clock.monotonic_s())
-        return self._units.held({peer: self._peers[peer].report for peer in live})
+        return self._units.held(self.book.live_reports(self._clock.monotonic_s()) if self._parts else {})
 
     @property
     def reason(self) -> str:
@@ -263,8 +250,7 @@ class RunTracker:
         """The experts or stages as their live holders report them; empty before the start and in a run without."""
         if self._chain is None:
             return ()
-        live = live_peers(self._peers, self._clock.monotonic_s())
-        return unit_claims(self._parts, {peer: self._peers[peer].report for peer in live})
+        return unit_claims(self._parts, self.book.live_reports(self._clock.monotonic_s()))
 
     def spine_view(self) -> SpineView | None:
         """The spine's lineage that is followed here; None before the start."""
@@ -291,7 +277,7 @@ class RunTracker:
     async def wait_news(self, known: RunNews | None, *, at_most_s: float) -> RunNews:
         """The news as soon as they differ from `known`, apart from the reason, or the current ones after `at_most_s` seconds."""
         with trio.move_on_after(at_most_s):
-            while known is not None and _is_same_news(known, self.news()):
+            while known is not None and run_core.is_same_news(known, self.news()):
                 await self._changed.wait()
         return self.news()
 
@@ -312,7 +298,7 @@ class RunTracker:
 
     def live_peers(self) -> frozenset[PeerId]:
         """Peers that reported recently."""
-        return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
+        return frozenset(self.book.live(self._clock.monotonic_s()))
 
     def picture(self) -> RunPicture:
         """One snapshot of the run."""
@@ -323,14 +309,14 @@ class RunTracker:
             reason=self.reason,
             state=self._state,
             target_tokens=self._rules.target_tokens,
-            peers=dict(self._peers),
-            rounds=tuple(self._rounds),
+            peers=dict(self.peers),
+            rounds=self._rounds,
             loss_points=self._curves.points,
             checkpoints=self._checkpoints,
             checkpoint_folder=self._run.checkpoint_folder,
             yardsticks=Yardsticks(manifest.zlib_bits_per_byte, manifest.pairs_nats_per_byte),
             missing=self._missing.shown(self._clock.monotonic_s()),
-            restarted=self._restart_sentence,
+            restarted=self._restart.sentence,
             banned=self._banned,
             num_forks=self._chain.num_forks if self._chain is not None else 0,
             min_members=self._rules.min_members,
@@ -340,16 +326,19 @@ class RunTracker:
             source_names=manifest.config.data.source_names,
         )
 
-    def _reply(self, peer: PeerId, want_from_index: int) -> ReportReply:
-        state = self._state
-        others = [self._peers[other].report for other in self.live_peers() - {peer}]
+    def _reply(self, peer: PeerId, report: PeerReport, want_from_index: int) -> ReportReply:
+        state, now_s = self._state, self._clock.monotonic_s()
+        heads = self.book.heads(now_s)
+        is_waiting = report.is_ready_to_start and report.head == NO_COMMIT
         return ReportReply(
             state.phase.value,
             state.head or CommitId(b""),
             state.index,
             want_from_index,
             self.is_final_checkpoint_written,
-            live_others=sum(report.head != NO_COMMIT for report in others),
+            live_others=len(heads) - (peer in heads),
+            again_in_s=self.book.again_in_s(now_s, is_under_way=state.phase is Phase.TRAINING),
+            start=StartNews(self.reason, self._start_record) if is_waiting else NO_START_NEWS,
         )
 
     def _notify(self) -> None:
@@ -381,7 +370,7 @@ class RunTracker:
 
     async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
         run = self._run
-        founders = {peer: self._peers[peer].report for peer in roster}
+        founders = {peer: self.peers[peer].report for peer in roster}
         disks = tuple(founders[peer].incarnation for peer in roster)
         record = StartRecord(
             run_id=run.run_id,
@@ -421,20 +410,17 @@ class RunTracker:
         chain = self._chain
         if chain is None:
             return 1
-        accepted = await self._offload.run(
-            lambda: chain.verify(report.certificates, report.head, report.index),
-            cost_s=_VERIFY_COST_S * len(report.certificates),
-        )
-        self._check_refused(peer, accepted.refused)
-        stands = self._heads() | ({peer: report.head} if report.state != "left" else {})
-        growth = chain.grown(accepted.new, self._lineage.heads(stands))
+        accepted = await self._verified(chain, report)
+        self._refused.check(peer, accepted.refused)
+        growth = chain.grown(accepted.new, self._stands(chain, peer, report))
         now = int(self._clock.unix_s())
         rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
         fresh, trained = {item.link.commit: item.link for item in growth.new}, self._train_points(chain, growth)
         turns = self._turns(peer, report) if report.heldout else Turns(self._run.run_id)
         # Index and tokens come from the verified commit, not from the claim.
         measured = self._curves.heard(peer, report.heldout, lambda c: fresh.get(c) or chain.link(c), turns)
-        losses = self._curves.settled(measured, growth.tree, growth.head, self.live_peers() | {peer})
+        live = self.live_peers() | {peer} if measured or self._curves.is_anything_waiting else frozenset[PeerId]()
+        losses = self._curves.settled(measured, growth.tree, growth.head, live)
         points = (*losses.added, *trained)
         await self._lineage.keep_refused(chain, growth.refused)
         if rows or points:
@@ -447,23 +433,26 @@ class RunTracker:
         self._missing.note(peer, report, chain, accepted, self._clock.monotonic_s())
         return accepted.want_from_index
 
-    def _check_refused(self, peer: PeerId, refused: Sequence[Refused]) -> None:
-        """Refuse a peer that made too many commits on one base. A peer that only forwards them is accepted without them."""
-        for each in refused:
-            if each.found not in self._refused_logged:
-                self._refused_logged.add(each.found)
-                _log.warning("commit_refused", reason=f"{each.found} are recorded already, and no more are taken")
-            if peer in each.members:
-                raise RemoteProtocolError(
-                    f"one more beside {each.found}",
-                    f"at most {MAX_ON_BASE}",
-                    "start this peer again; should that not help, give it a fresh --state-dir",
-                )
+    async def _verified(self, chain: ChainLog, report: PeerReport) -> Accepted:
+        """The certificates of a report, verified in a thread. Most reports bring none."""
+        certificates, head, index = report.certificates, report.head, report.index
+        if not certificates:
+            return chain.verify((), head, index)
+        return await self._offload.run(
+            lambda: chain.verify(certificates, head, index), cost_s=_VERIFY_COST_S * len(certificates)
+        )
+
+    def _stands(self, chain: ChainLog, peer: PeerId, report: PeerReport) -> PeerHeads:
+        """The heads of live peers with this report. They matter for lone commits alone, so mostly nobody's is looked at."""
+        if not report.certificates and not chain.spine_view.tree.has_lone:
+            return PeerHeads()
+        own = {peer: report.head} if report.state != "left" else {}
+        now_s = self._clock.monotonic_s()
+        return self._lineage.heads({**self.book.heads(now_s), **own}, self.book.patience_s(now_s))
 
     def _turns(self, peer: PeerId, report: PeerReport) -> Turns:
         """The peers that may measure, by the live peers' reports and this one."""
-        reports = {each: self._peers[each].report for each in self.live_peers()}
-        held = self._units.held({**reports, peer: report})
+        held = self._units.held({**self.book.live_reports(self._clock.monotonic_s()), peer: report})
         if not held or self._run.manifest.config.stages is None:
             return Turns(self._run.run_id, tuple(unit.holders for unit in held))
         return Turns(self._run.run_id, last_stage=held[-1].unit, stage_holders=held[-1].holders)
@@ -480,8 +469,10 @@ class RunTracker:
         self._curves.take(losses)
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
-        nats = mean_train_loss(self._peers, self._clock.monotonic_s())
-        if nats is None or growth.head.commit == chain.head.commit:
+        if growth.head.commit == chain.head.commit:
+            return ()
+        nats = mean_train_loss(self.peers, self._clock.monotonic_s())
+        if nats is None:
             return ()
         return (LossPoint("train", growth.head.index, growth.head.total_tokens, nats, PeerId("")),)
 
@@ -489,12 +480,10 @@ class RunTracker:
         head = chain.head
         if len(self._seen_unix_s) > 2 * MAX_DEPTH:
             self._seen_unix_s = {commit: seen for commit, seen in self._seen_unix_s.items() if chain.knows(commit)}
-        self._rounds = [
-            TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
+        known = {timed.row.commit: timed for timed in self._rounds}
+        self._rounds = SeenRounds(
+            known.get(link.commit)
+            or TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
             for link in chain.lineage(_SHOWN_ROUNDS)
-        ]
+        )
         await self._step(run_core.CommitVerified(head.commit, head.index, head.total_tokens))
-
-
-def _is_same_news(a: RunNews, b: RunNews) -> bool:
-    return (a.phase, a.head, a.is_final_checkpoint_written) == (b.phase, b.head, b.is_final_checkpoint_written)

@@ -5,7 +5,7 @@
     ADDRESS/newest.json                                      run, checkpoint, and each file's length and SHA-256
 
 newest.json is written last, so a reader never finds half of a checkpoint by it. The checkpoint that it named before is removed then.
-Everything here blocks.
+Files that it names already are not sent again, so scores that come later are one small file. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from typing import Any, Final
 
 from coordinator.checkpoints.adapter_export import export_adapter
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
-from coordinator.checkpoints.checkpoints import checkpoint_name, read_manifest, verify_checkpoint
-from coordinator.checkpoints.stored_file import hash_file
+from coordinator.checkpoints.checkpoints import (
+    MANIFEST_NAME,
+    checkpoint_name,
+    read_manifest,
+    stored_files,
+    verify_checkpoint,
+)
+from coordinator.checkpoints.stored_file import OnRead, StoredFile, hash_file
 from coordinator.push.push_kinds import check_push
+from coordinator.scores.score_files import SCORES_NAME
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId
 
@@ -37,6 +44,13 @@ _CHECKPOINT_NAME: Final = re.compile(r"\d{8}-[0-9a-f]{16}")
 OnBytes = Callable[[int, int], None]
 """(bytes done, all bytes): of the upload and of reading it back."""
 
+GoOn = Callable[[], None]
+"""Asked between two blocks of any file. It raises PotluckError where the push is to end."""
+
+
+def for_ever() -> None:
+    """A `GoOn` that ends nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
@@ -48,7 +62,11 @@ class Pushed:
 
 
 def push_checkpoint(
-    url: str, checkpoint: Path, scratch: Path, on_bytes: OnBytes = lambda _done, _total: None
+    url: str,
+    checkpoint: Path,
+    scratch: Path,
+    go_on: GoOn = for_ever,
+    on_bytes: OnBytes = lambda _done, _total: None,
 ) -> Pushed:
     """Push a checkpoint and its export. A checkpoint that is there whole already is not sent again.
 
@@ -60,34 +78,61 @@ def push_checkpoint(
     Raises:
         ConfigError, MachineError: as `check_push`, or there is no checkpoint.
         StorageError: the checkpoint does not verify, the address refuses, holds another run, or what is read back differs.
+        PotluckError: of `go_on`.
     """
     check_push(url)
+    on_read = _asking(go_on)
     manifest = read_manifest(checkpoint)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        files = {path.name: path for path in sorted(checkpoint.iterdir()) if path.is_file()}
+        names = sorted((MANIFEST_NAME, SCORES_NAME, *stored_files(manifest)))  # and nothing that is being written
+        files = {name: checkpoint / name for name in names if name != SCORES_NAME or (checkpoint / name).is_file()}
         if manifest.experts is not None:  # it has an export for each; their weights are in the checkpoint
-            verify_checkpoint(checkpoint)
+            verify_checkpoint(checkpoint, on_read)
         else:
             export = export_checkpoint if manifest.adapter is None else export_adapter
-            export(checkpoint, scratch)
+            export(checkpoint, scratch, on_read=on_read)
             exported = sorted(path for path in scratch.iterdir() if path.is_file())
             files |= {f"{EXPORT_NAME}/{path.name}": path for path in exported}
         name = checkpoint_name(manifest.index, CommitId(bytes.fromhex(manifest.commit)))
-        return _Place(url).push(name, manifest.run_id, manifest.index, files, on_bytes)
+        return _Place(url, go_on).push(name, manifest.run_id, manifest.index, files, on_bytes)
     except OSError as error:
         raise StorageError(f"{checkpoint} cannot be read ({error.strerror})", "a readable folder") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def push_scores(url: str, checkpoint: Path, go_on: GoOn = for_ever) -> None:
+    """Push the scores of a checkpoint, if it is the newest at the address. Arguments and errors are those of `push_checkpoint`."""
+    check_push(url)
+    manifest = read_manifest(checkpoint)
+    name = checkpoint_name(manifest.index, CommitId(bytes.fromhex(manifest.commit)))
+    try:
+        _Place(url, go_on).push_scores(name, manifest.run_id, checkpoint / SCORES_NAME)
+    except OSError as error:
+        raise StorageError(f"{checkpoint} cannot be read ({error.strerror})", "a readable folder") from error
+
+
+def _asking(go_on: GoOn) -> OnRead:
+    return lambda _num_bytes: go_on()
+
+
+def _listed(stored: StoredFile) -> dict[str, object]:
+    return {"sha256": stored.sha256, "num_bytes": stored.num_bytes}
+
+
+def _files_of(index: Mapping[str, object]) -> dict[str, object]:
+    files = index.get("files")
+    return files if isinstance(files, dict) else {}
+
+
 class _Place:
     """An address. Each method raises StorageError where it refuses."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, go_on: GoOn) -> None:
         import fsspec  # takes half a second
 
-        self._url = url
+        self._url, self._go_on = url, go_on
         self._fs: Any = None
         with self._asked_to("be opened"):
             options = {"auto_mkdir": True} if url.startswith("file:") else {}
@@ -100,23 +145,38 @@ class _Place:
             raise StorageError(
                 f"{self._url} holds a checkpoint of another run", "an empty place, or this run's", "take another path"
             )
-        hashes = {file: hash_file(path) for file, path in files.items()}
-        listed = {file: {"sha256": h.sha256, "num_bytes": h.num_bytes} for file, h in hashes.items()}
+        hashes = {file: hash_file(path, _asking(self._go_on)) for file, path in files.items()}
+        listed = {file: _listed(stored) for file, stored in hashes.items()}
         wanted = {"run_id": run_id, "checkpoint": name, "index": index, "files": listed}
+        there = _files_of(before) if before.get("checkpoint") == name else {}
         total, done = sum(h.num_bytes for h in hashes.values()), 0
         if before != wanted:
             for file, path in files.items():
-                self._put(f"{name}/{file}", path)
-                self._check(f"{name}/{file}", hashes[file].sha256, hashes[file].num_bytes)
+                if there.get(file) != listed[file]:
+                    self._send(f"{name}/{file}", path, hashes[file])
                 done += hashes[file].num_bytes
                 on_bytes(done, total)
             self._write_index(wanted)
             self._remove(before.get("checkpoint"), name)
         return Pushed(name, index, total)
 
-    def _put(self, file: str, path: Path) -> None:
+    def push_scores(self, name: str, run_id: str, path: Path) -> None:
+        before = self._index()
+        if (before.get("run_id"), before.get("checkpoint")) != (run_id, name):
+            return
+        stored = hash_file(path, _asking(self._go_on))
+        files = _files_of(before)
+        if files.get(SCORES_NAME) != _listed(stored):
+            self._send(f"{name}/{SCORES_NAME}", path, stored)
+            self._write_index({**before, "files": {**files, SCORES_NAME: _listed(stored)}})
+
+    def _send(self, file: str, path: Path, stored: StoredFile) -> None:
+        from fsspec.callbacks import Callback
+
+        callback = Callback(hooks={"go on": lambda *_sizes, **_options: self._go_on()})
         with self._asked_to(f"take {file}"):
-            self._fs.put_file(str(path), f"{self._root}/{file}")
+            self._fs.put_file(str(path), f"{self._root}/{file}", callback=callback)
+        self._check(file, stored.sha256, stored.num_bytes)
 
     def _check(self, file: str, expected_sha256: str, num_bytes: int) -> None:
         digest, found_bytes = sha256(), 0
@@ -124,6 +184,7 @@ class _Place:
             self._fs.invalidate_cache()
             with self._fs.open(f"{self._root}/{file}", "rb") as stream:
                 while part := stream.read(_PART_BYTES):
+                    self._go_on()
                     digest.update(part)
                     found_bytes += len(part)
         if (digest.hexdigest(), found_bytes) != (expected_sha256, num_bytes):

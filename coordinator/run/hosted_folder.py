@@ -56,6 +56,18 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
         raise UnreachableError(f"no host runs from {folder}", "", f"start it with: {last_command(folder)}") from error
 
 
+def fetch_rows(folder: Path, what: str) -> list[dict[str, object]]:
+    """All "peers" or "rounds" of the running host, of all pages. Blocks, at most some seconds a page.
+
+    Raises:
+        UnreachableError: the host is not running.
+        ConfigError, StorageError: as `read_status_address`.
+    """
+    from averaging.host.http_client import get_rows, read_status_address
+
+    return get_rows(read_status_address(folder), what)
+
+
 def is_running(folder: Path) -> bool:
     """Whether a host runs from a folder. A peer that runs from it is none. Blocks."""
     from averaging.system.process_record import running_daemon

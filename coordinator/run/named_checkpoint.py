@@ -168,6 +168,7 @@ def content_of(model: RunModel) -> CheckpointContent:
         root=spine.root,
         tokenizer=None if tokenizer is None else RunTokenizer(tokenizer.data, tokenizer.end),
         adapter=model.adapter,
+        template=model.template,
     )
     if len(model.units) == 1:
         return content

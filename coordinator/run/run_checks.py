@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from averaging.data.chat.run_template import run_template
+from averaging.data.chat.template_files import find_template
 from averaging.data.sources.sources import source_bytes
 from averaging.data.tasks.task_lines import check_task
-from averaging.data.tokenizer import Tokenizer
+from averaging.data.tasks.task_packing import packed_task
+from averaging.data.tokenizer import ByteTokenizer, Tokenizer
 from averaging.data.vocabulary import FileTokenizer, check_bpe_size, open_tokenizer
 from coordinator.push.push_kinds import check_push
 from coordinator.run.run_router import check_router
@@ -25,25 +28,39 @@ def check_new_run(config: RunConfig, base: Path) -> list[str]:
         Sentences about what may not be meant; the run can be hosted all the same.
 
     Raises:
-        ConfigError: a value, a tokenizer, a task or a checkpoint to start from that cannot work.
+        ConfigError: a value, a tokenizer, a chat template, a task or a checkpoint to start from that cannot work.
         MachineError, StorageError: a file cannot be read.
     """
     _check_target(config)
     check_router(config, base)
     source_bytes(config.data, base)
     check_push_address(config)
-    for task in config.evaluate:
-        check_task(task, base)
     if config.run.start_from:
         from coordinator.checkpoints.weights_import import check_checkpoint
 
         check_checkpoint(base / config.run.start_from, config.model)
     if config.data.tokenizer == "bpe":
         check_bpe_size(config.model.vocab_size)
+        check_questions(config, base, None)
         return []
     tokenizer = open_tokenizer(config.data, base, (), config.model.vocab_size)
     check_start_tokenizer(config, base, tokenizer)
+    check_questions(config, base, tokenizer)
     return [tokenizer.doubt] if isinstance(tokenizer, FileTokenizer) and tokenizer.doubt else []
+
+
+def check_questions(config: RunConfig, base: Path, tokenizer: Tokenizer | None) -> None:
+    """Refuse a chat template that fails, and tasks that cannot be encoded; without a tokenizer, those that cannot be read. Raises as
+    `check_new_run`.
+    """
+    template = None
+    if config.data.has_chats:
+        template = run_template(find_template(config.data, base), tokenizer or ByteTokenizer())
+    for task in config.evaluate:
+        if tokenizer is None:
+            check_task(task, base)
+        else:
+            packed_task(task, base, tokenizer, config.model.context_tokens, template)
 
 
 def check_push_address(config: RunConfig) -> None:

@@ -24,6 +24,8 @@ from typing import Final
 
 import structlog
 
+from averaging.data.chat.run_template import RunTemplate, run_template
+from averaging.data.chat.template_files import find_template
 from averaging.data.packing.base_shards import BaseWeights
 from averaging.data.packing.baselines import Baselines
 from averaging.data.packing.expert_shards import check_each_expert
@@ -32,6 +34,7 @@ from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources.sources import open_source, source_bytes
 from averaging.data.sources.texts import Split, Text, whole_documents
+from averaging.data.start_weights import StartShard, start_shards
 from averaging.data.tasks.task_packing import packed_task
 from averaging.data.tokenizer import Tokenizer
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer
@@ -48,6 +51,7 @@ from protocol.identity.identity import Identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body
+from protocol.run.data_section import DataSection
 from protocol.run.manifest import (
     RunConfig,
     RunFile,
@@ -87,9 +91,9 @@ class RunFiles:
     push: str = ""
 
     @property
-    def start_shards(self) -> tuple[Path, ...]:
+    def start_shards(self) -> tuple[StartShard, ...]:
         """Files of the weights that the run starts with; empty if they follow from the seed."""
-        return tuple(self.folder / DATA_FOLDER / entry.sha256 for entry in self.dataset.part("start"))
+        return start_shards(self.dataset, lambda name: self.folder / DATA_FOLDER / name)
 
 
 def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
@@ -169,8 +173,18 @@ def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
     return None if entry is None else RunTokenizer(_read(run.folder / DATA_FOLDER / entry.sha256), entry.end)
 
 
+def chat_template(run: RunFiles) -> bytes:
+    """The file of the run's chat template as it goes into checkpoints; empty in a run without chats. Blocks.
+
+    Raises:
+        StorageError: the file is missing.
+    """
+    entry = run.dataset.template
+    return b"" if entry is None else _read(run.folder / DATA_FOLDER / entry.sha256)
+
+
 def start_units(
-    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[Path] = ()
+    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[StartShard] = ()
 ) -> tuple[StartUnit, ...]:
     """The units as the start record names them. Blocks: without a start record the genesis state is computed, which is slow for a
     large model. `given` are the shards of the weights to start with.
@@ -267,7 +281,8 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     check_start_tokenizer(config, base, tokenizer)
-    tasks = [packed_task(task, base, tokenizer, config.model.context_tokens) for task in config.evaluate]
+    template = _chat_template(data, base, tokenizer)
+    tasks = [packed_task(task, base, tokenizer, config.model.context_tokens, template) for task in config.evaluate]
     read = packed_texts(config, source)
     routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
@@ -288,6 +303,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
                 base=frozen,
                 routing=routing,
                 tasks=tasks,
+                template=b"" if template is None else template.file_bytes(),
                 has_counts=data.counts_some,
                 has_starts=data.isolate,
                 source_names=data.source_names,
@@ -304,6 +320,10 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Baselines) ->
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return dataset
+
+
+def _chat_template(data: DataSection, base: Path, tokenizer: Tokenizer) -> RunTemplate | None:
+    return run_template(find_template(data, base), tokenizer) if data.has_chats else None
 
 
 def _checked(tokenizer: Tokenizer, texts: Iterator[Text]) -> tuple[Tokenizer, Iterator[Text]]:

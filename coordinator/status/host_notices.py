@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from averaging.notices.conditions import Condition
+from coordinator.presence.presence import live_peers
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import RunPicture, live_peers
+from coordinator.progress.run_view import RunPicture
 from protocol.rounds.lineage.quorum import is_quorum
 from protocol.tables import duration, several
 

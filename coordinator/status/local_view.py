@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,7 @@ def is_here(folder: Path) -> bool:
 
 def read_daemon(folder: Path) -> DaemonView:
     """One snapshot of the host of `folder`. Blocks, at most some seconds."""
-    from coordinator.run.hosted_folder import fetch_status
+    from coordinator.run.hosted_folder import fetch_rows, fetch_status
     from coordinator.status.status_text import status_lines
 
     try:
@@ -47,8 +48,19 @@ def read_daemon(folder: Path) -> DaemonView:
         damage = [str(row["note"]) for row in hosted if row["note"]]  # it may be why it does not run
         note = "; ".join(filter(None, [found, remedy, *damage]))
         return DaemonView("host", str(folder), is_running=False, note=note, status={})
-    peers, rounds = rows_of(status.get("peers")) + rows_of(status.get("away")), rows_of(status.get("rounds"))
+    peers: Sequence[Row] = [*rows_of(status.get("peers")), *rows_of(status.get("away"))]
+    rounds: Sequence[Row] = rows_of(status.get("rounds"))
+    with suppress(UnreachableError):  # it left meanwhile: what it said first stands
+        if len(peers) < _count(status, "num_peers") + _count(status, "num_away"):
+            peers = fetch_rows(folder, "peers")
+        if len(rounds) < _count(status, "num_rounds"):
+            rounds = fetch_rows(folder, "rounds")
     return DaemonView("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
+
+
+def _count(status: Row, name: str) -> int:
+    value = status.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def runs(folder: Path) -> list[Row]:

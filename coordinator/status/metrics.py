@@ -13,24 +13,20 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
 from averaging.storage.disk_room import DiskRoom
+from coordinator.energy.run_energy import NO_ENERGY, EnergySums
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import RunPast
+from coordinator.presence.presence import live_peers, mean_train_loss
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import (
-    NO_PAST,
-    RunPicture,
-    lanes_and_stages,
-    live_peers,
-    mean_train_loss,
-    tokens_per_s,
-)
+from coordinator.progress.run_view import NO_PAST, RunPicture, lanes_and_stages, tokens_per_s
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import TaskCurve, TaskPoint
 from coordinator.status.peer_series import PeerSeries, peer_series
+from protocol.grids import GRAMS_PER_KG, JOULES_PER_KWH
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ NO_REACH: Final = Reach()
 class Moment:
     """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, the
     run's past, and whether its peers can meet. `trouble` is a problem of the host's machine in one sentence, empty for none. `scores`
-    are the curves of the run's tasks. `push` tells of pushes of checkpoints, None where there are none.
+    are the curves of the run's tasks. `push` tells of pushes of checkpoints, None where there are none. `energy` is of all peers.
     """
 
     picture: RunPicture
@@ -70,6 +66,7 @@ class Moment:
     reach: Reach = NO_REACH
     scores: Sequence[TaskCurve] = ()
     push: PushState | None = None
+    energy: EnergySums = NO_ENERGY
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -328,6 +325,18 @@ COORDINATOR_METRICS: Final = (
         "The same by likelihood for each byte of a choice.",
         partial(_tasks, lambda point: point.acc_norm),
         ("task",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_energy_joules",
+        "counter",
+        "Energy that peers with a meter reported since this process began to hear them.",
+        lambda m: _one(m.energy.kwh * JOULES_PER_KWH if m.energy.num_peers else None),
+    ),
+    CoordinatorMetric(
+        "potluck_run_carbon_grams",
+        "gauge",
+        "CO2 of the energy whose grid is known, in grams.",
+        lambda m: _one(m.energy.carbon_kg * GRAMS_PER_KG if m.energy.carbon_kg is not None else None),
     ),
     CoordinatorMetric(
         "potluck_run_task_round_index",

@@ -8,7 +8,8 @@ from functools import reduce
 from typing import Final
 
 from coordinator.ledger.run_memory import RunPast
-from coordinator.progress.run_view import PeerEntry, RunPicture, counted_in
+from coordinator.presence.presence import PeerEntry
+from coordinator.progress.run_view import RunPicture, counted_in
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, short

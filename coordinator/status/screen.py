@@ -106,7 +106,7 @@ def _beside_round(view: HostView) -> str:
     told = ", ".join(f"{name} {bits(nats)}" for name, nats in view.losses)
     losses = [f"{told} bits per byte"] if told else []
     share = done_percent(_number(status, "total_tokens"), _number(status, "target_total_tokens"))
-    left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") is not None else []
+    left = [f"{duration(status['eta_s'])} to go"] if status.get("eta_s") else []
     return "; " + ", ".join([*losses, f"{share} of the run", *left])
 
 
@@ -129,15 +129,15 @@ def host_picture(view: HostView) -> RenderableType:
 
 def _peer_rows(status: Json) -> list[tuple[str, str]]:
     peers = sorted(rows_of(status.get("peers")), key=lambda row: (not is_here(row), str(row.get("name"))))
-    here = sum(map(is_here, peers))
-    away = len(peers) - here + int(_number(status, "num_away"))
+    num_peers, here = int(_number(status, "num_peers")), int(_number(status, "num_here"))
+    away = num_peers - here + int(_number(status, "num_away"))
     rows = [("peers", f"{several(here, 'peer')} here, {away} away")]
     for row in peers[:PEERS_SHOWN]:
         loss = "" if row.get("loss") is None else f", {bits(row.get('loss'))} bits per byte"
         counted = f"{whole(row.get('tokens_counted'))} tokens counted"
         speed = f", {whole(row.get('tokens_per_s'))} tokens/s{loss}" if is_here(row) else ""
         rows.append((f"  {printable(named_row(row))}", f"{shown_state(row)}{speed}, {counted}"))
-    return rows + ([("", f"and {len(peers) - PEERS_SHOWN} more: potluck peers")] if len(peers) > PEERS_SHOWN else [])
+    return rows + ([("", f"and {num_peers - PEERS_SHOWN} more: potluck peers")] if num_peers > PEERS_SHOWN else [])
 
 
 def _event_rows(events: Sequence[RunEvent]) -> list[tuple[str, str]]:

@@ -7,15 +7,17 @@ host's machine.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import math
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
 import trio
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from sse_starlette.sse import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
@@ -23,11 +25,13 @@ from starlette.routing import Route
 
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from coordinator.progress.run_events import RunEvent
-from coordinator.progress.run_view import Json, now_json, public_json, status_json
+from coordinator.progress.run_view import PEERS_A_PAGE, Json, now_json, public_json, status_json
 from coordinator.scores.score_core import curve_json, num_scores
+from coordinator.status.event_stream import STILL_HERE, EventStream, event_of
 from coordinator.status.metrics import Moment, render_metrics
 from coordinator.status.model_downloads import ModelDownloads
-from protocol.errors import PotluckError
+from coordinator.status.row_pages import ORDERS, PeerQuery, page_number, peer_page, round_page
+from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.run.page_section import NO_WORDS, PageSection
 
 WEB_FOLDER: Final = Path(__file__).with_name("web")
@@ -41,10 +45,14 @@ PAGE_FILES: Final[Mapping[str, str]] = {
 }
 
 LOOK_EVERY_S: Final = 1.0
+STILL_HERE_EVERY_S: Final = 15.0
 """How often a stream sends changes, in seconds: people read no faster."""
 
 MAX_STREAMS: Final = 100
-"""Most open streams. Each costs a task that takes a snapshot every second; further pages poll every few seconds instead."""
+"""Most open streams. All get the same text, made once a second; further pages poll every few seconds instead."""
+
+MAX_KEPT: Final = 32
+"""Queries for pages of peers and rounds whose answers are kept for a second: most look at the first page."""
 
 NUM_EVENTS: Final = 200
 
@@ -75,6 +83,40 @@ class _Streams:
     number: int = 0
 
 
+@dataclass
+class _Kept:
+    """Bytes that are made anew at most once in LOOK_EVERY_S, however many ask for them."""
+
+    content: bytes = b""
+    made_s: float = -inf
+
+    def newest(self, make: Callable[[], bytes]) -> bytes:
+        """The bytes, made by `make` if they are too old."""
+        now_s = trio.current_time()
+        if now_s - self.made_s >= LOOK_EVERY_S:
+            self.content, self.made_s = make(), now_s
+        return self.content
+
+
+@dataclass
+class _KeptPages:
+    """The newest answers to MAX_KEPT queries, each made anew at most once in LOOK_EVERY_S."""
+
+    answers: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+
+    def newest(self, query: str, make: Callable[[], Json]) -> Response:
+        """The answer to a query, made by `make`. One that cannot be answered is refused in a line."""
+        kept = self.answers.setdefault(query, _Kept())
+        self.answers.move_to_end(query)
+        if len(self.answers) > MAX_KEPT:
+            self.answers.popitem(last=False)
+        try:
+            content = kept.newest(lambda: bytes(AsciiJson(make()).body))
+        except RemoteProtocolError as error:
+            return PlainTextResponse(f"{error.found}; expected {error.expected}\n", 400, SAFE_HEADERS)
+        return Response(content, media_type="application/json", headers=SAFE_HEADERS)
+
+
 @dataclass(frozen=True)
 class _Pages:
     """The answers of one view."""
@@ -82,6 +124,9 @@ class _Pages:
     source: RunSource
     is_public: bool
     streams: _Streams = field(default_factory=_Streams)
+    kept_now: _Kept = field(default_factory=_Kept)
+    kept_status: _Kept = field(default_factory=_Kept)
+    kept_pages: _KeptPages = field(default_factory=_KeptPages)
     verifying: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
 
     def shown(self, status: Json, moment: Moment) -> Json:
@@ -89,26 +134,52 @@ class _Pages:
         own: Json = {
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
+            "energy": moment.energy.json(),
             "gives_model": self.is_public and self.source.downloads is not None,
         }
         push = moment.push.as_json(moment.now_s) if moment.push is not None else None
         status = {**status, "trouble": moment.trouble, "push": push}
         return {**(public_json(status) if self.is_public else status), **own}
 
-    def now(self, moment: Moment) -> Json:
-        """One message of a stream."""
-        newest = self.source.events(1)
-        number = newest[-1].number if newest else 0
+    def _now(self) -> bytes:
+        """One message of a stream. Peers of more than one page are left out: a page asks for those that it shows."""
+        moment, newest = self.source.snapshot(), self.source.events(1)
         now = now_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
-        return {**self.shown(now, moment), "last_event": number, "num_scores": num_scores(moment.scores)}
+        if len(moment.picture.peers) > PEERS_A_PAGE:
+            now = {**now, "peers": []}
+        more = {"last_event": newest[-1].number if newest else 0, "num_scores": num_scores(moment.scores)}
+        return event_of("now", json.dumps({**self.shown(now, moment), **more}))
 
     async def status(self, _request: Request) -> Response:
-        """The whole status."""
+        """The whole status, with the first page of the peers and of the rounds."""
+        content = self.kept_status.newest(self._status)
+        return Response(content, media_type="application/json", headers=SAFE_HEADERS)
+
+    def _status(self) -> bytes:
         moment = self.source.snapshot()
         status = status_json(moment.picture, moment.now_s, moment.past, moment.reach.warning)
         tasks = [curve_json(curve) for curve in moment.scores]
         scores = {"tasks": tasks, "num_scores": num_scores(moment.scores)}
-        return AsciiJson({**self.shown(status, moment), **scores}, headers=SAFE_HEADERS)
+        return bytes(AsciiJson({**self.shown(status, moment), **scores}).body)
+
+    async def peers(self, request: Request) -> Response:
+        """One page of the peers: ?page=0&order=name&search=."""
+        asked = request.query_params
+
+        def found() -> Json:
+            moment, page = self.source.snapshot(), page_number(asked.get("page", "0"))
+            query = PeerQuery(page, asked.get("order", ORDERS[0]), asked.get("search", ""))
+            shown = peer_page(moment.picture, moment.now_s, moment.past, query)
+            return public_json(shown) if self.is_public else shown
+
+        return self.kept_pages.newest(f"peers?{asked}", found)
+
+    async def rounds(self, request: Request) -> Response:
+        """One page of the newest rounds: ?page=0."""
+        page = request.query_params.get("page", "0")
+        return self.kept_pages.newest(
+            f"rounds?{page}", lambda: round_page(self.source.snapshot().picture, page_number(page))
+        )
 
     async def events(self, _request: Request) -> Response:
         """The newest events, oldest first."""
@@ -122,17 +193,17 @@ class _Pages:
         """Server-sent events: the state of the run, whenever it changes."""
         if self.streams.number >= MAX_STREAMS:
             return PlainTextResponse("too many streams; ask /api/status every few seconds\n", 503, SAFE_HEADERS)
-        return EventSourceResponse(self._changes(), headers=SAFE_HEADERS, send_timeout=30.0)
+        return EventStream(self._changes())
 
-    async def _changes(self) -> AsyncIterator[dict[str, str]]:
+    async def _changes(self) -> AsyncGenerator[bytes]:
         self.streams.number += 1
         try:
-            sent = ""
+            sent, sent_at_s = b"", -math.inf
             while True:
-                text = json.dumps(self.now(self.source.snapshot()))
-                if text != sent:
-                    sent = text
-                    yield {"event": "now", "data": text}
+                message, now_s = self.kept_now.newest(self._now), trio.current_time()
+                if message != sent or now_s - sent_at_s >= STILL_HERE_EVERY_S:
+                    yield STILL_HERE if message == sent else message
+                    sent, sent_at_s = message, now_s
                 await trio.sleep(LOOK_EVERY_S)
         finally:
             self.streams.number -= 1
@@ -198,6 +269,8 @@ def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
     routes = file_routes(WEB_FOLDER, PAGE_FILES)
     routes += [
         Route("/api/status", pages.status),
+        Route("/api/peers", pages.peers),
+        Route("/api/rounds", pages.rounds),
         Route("/api/events", pages.events),
         Route("/api/stream", pages.stream),
         Route("/healthz", _health),

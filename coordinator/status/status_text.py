@@ -62,6 +62,11 @@ def _peer_line(row: Mapping[str, object], width: int) -> str:
     return f"  {named_row(row):<{width}} {shown_state(row):<12} {speed}{said}, {seen}"
 
 
+def _more_lines(status: Mapping[str, object], num_shown: int) -> list[str]:
+    more = int(_number(status, "num_peers")) - num_shown
+    return [f"  and {more} more: potluck peers"] if more > 0 else []
+
+
 def _away_lines(status: Mapping[str, object]) -> list[str]:
     number = int(_number(status, "num_away"))
     return (
@@ -123,6 +128,19 @@ def _sources_line(rows: Sequence[Mapping[str, object]]) -> str:
     return f"text read: {', '.join(shares) or 'none yet'}"
 
 
+def _energy_line(energy: Mapping[object, object]) -> str:
+    """The energy of the peers that have a meter, with the carbon of what is known."""
+    row = {str(name): value for name, value in energy.items()}
+    parts = [f"{_number(row, 'kwh'):.3g} kWh by {several(_number(row, 'num_peers'), 'peer')} with a meter"]
+    if row.get("joules_per_token") is not None:
+        parts.append(f"{_number(row, 'joules_per_token'):.3g} J a token")
+    if row.get("carbon_kg") is not None:
+        share = _number(row, "carbon_share")
+        of_it = f" for {share:.0%} of it" if share < 1.0 else ""
+        parts.append(f"{_number(row, 'carbon_kg'):.3g} kg of CO2{of_it}")
+    return f"energy: {', '.join(parts)}"
+
+
 def _bytes_line(units: Mapping[object, object]) -> str:
     """Bytes that the peers moved for each unit since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
@@ -162,7 +180,9 @@ def _push_line(push: Mapping[str, object]) -> str:
 
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
-    held_by = ", ".join(named(names, peer) for peer in holders) if isinstance(holders, list) else ""
+    shown = [named(names, peer) for peer in holders] if isinstance(holders, list) else []
+    more = int(_number(row, "num_holders")) - len(shown)
+    held_by = ", ".join([*shown, f"{more} more"] if more > 0 else shown)
     nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody at the moment"
     where = f"held by {held_by}" if held_by else nobody
     return f"{row.get('unit')}: round {row.get('index')}, {where}"
@@ -212,25 +232,30 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         *alerts(status),
         progress(status),
         _loss_line(status),
-        several(len(peers), "peer"),
+        several(_number(status, "num_peers"), "peer"),
         *_peer_lines(peers),
+        *_more_lines(status, len(peers)),
         *_away_lines(status),
     ]
     if status.get("restarted"):
         lines.append(f"the host {status['restarted']}")
+    names = {row.get("peer"): row.get("name") for row in peers}
     if rounds:
-        lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
+        lines.append(_round_line(rounds[-1], names))
     if units := rows_of(status.get("units")):
-        names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)
     lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
-    lane_names = {row.get("peer"): row.get("name") for row in peers}
-    lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))
+    lanes = rows_of(status.get("lanes"))
+    lines.extend(_lane_line(row, names) for row in lanes)
+    if (more := int(_number(status, "num_lanes")) - len(lanes)) > 0:
+        lines.append(f"and {several(more, 'more lane')}")
     lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])
     if sources := rows_of(status.get("sources")):
         lines.append(_sources_line(sources))
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
+    if isinstance(energy := status.get("energy"), dict) and energy:
+        lines.append(_energy_line(energy))
     lines.extend(_task_line(task) for task in rows_of(status.get("tasks")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")

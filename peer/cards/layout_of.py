@@ -8,7 +8,7 @@ from functools import partial
 from peer.cards.own_cards import OwnCards
 from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.settings.config import PeerConfig, whole_bytes
-from peer.training.plan.card_memory_core import CardLoad, adapter_load, experts_load, whole_load
+from peer.training.plan.card_memory_core import run_load
 from peer.training.plan.layout import Layout, World
 from peer.training.plan.layout_core import LayoutChoice, SplitRules, Task, choose_layout, one_world
 from peer.training.plan.owned_cards_core import LeftOut
@@ -51,19 +51,13 @@ def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: st
     has_compiler = not why_no_compiler("cpu" if kind == "cpu" else "cuda")
     may_be_int8 = allows_int8(run.inner) and has_compiler and has_torchao()
     return Task(
-        _load(run, experts),
+        run_load(run, experts),
         run.inner,
         config.wishes,
         Limits(whole_bytes(config.max_gpu_memory_gb), has_compiler, may_be_int8),
         SplitRules(partial(why_no_context, isolates=run.data.isolate), partial(why_no_tensor, mixture=run.mixture)),
         config.max_gpu_celsius,
     )
-
-
-def _load(run: RunConfig, experts: Sequence[int]) -> CardLoad:
-    if run.mixture is not None:
-        return experts_load(run.model, run.mixture, tuple(experts) or (0,))
-    return adapter_load(run.model, run.adapter.config) if run.adapter is not None else whole_load(run.model)
 
 
 def _without_cards(own: OwnCards) -> LayoutChoice:

@@ -8,7 +8,7 @@ from typing import Final
 from protocol.errors import MachineError
 from protocol.estimates.adapter_estimates import adapter_estimates
 from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimates
-from protocol.estimates.estimates import run_size
+from protocol.estimates.estimates import run_size, weights_bytes
 from protocol.estimates.pipeline_estimates import stage_estimates
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER
 from protocol.memory_costs import PEER_BASE_BYTES
@@ -40,7 +40,8 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
             Estimate("traffic", _UNKNOWN),
             *_quota(offer),
         )
-    size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
+    size, weights = run_size(run), weights_bytes(run)
+    data_kept_bytes = min(data_bytes, weights + offer.cache_bytes)
     return (
         Estimate("adapter" if run.adapter else "model", f"{whole(size.num_parameters)} parameters"),
         Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),

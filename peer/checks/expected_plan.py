@@ -8,7 +8,7 @@ from peer.checks import machine_core
 from peer.checks.machine_core import Finding, Level, NoCard, Torch, Unread
 from peer.machine.torch_extras import has_torchao
 from peer.settings.config import PeerConfig, whole_bytes
-from peer.training.plan.card_memory_core import CardLoad, adapter_load, experts_load, stage_load, whole_load
+from peer.training.plan.card_memory_core import CardLoad, run_load, stage_load
 from peer.training.plan.cards_core import Card
 from peer.training.plan.plan_core import Choice, Limits, allows_int8, choose
 from protocol.pipeline.schedule import most_in_flight
@@ -63,6 +63,4 @@ def _loads(run: RunConfig) -> tuple[list[CardLoad], int]:
             for stage in range(stages.num_stages)
         ]
         return [stage_load(stages, stage, kept[stage]) for stage in range(stages.num_stages)], size
-    if run.mixture is not None:
-        return [experts_load(run.model, run.mixture, (0,))], 0
-    return [adapter_load(run.model, run.adapter.config) if run.adapter is not None else whole_load(run.model)], 0
+    return [run_load(run)], 0

@@ -189,7 +189,7 @@ class Readings:
     Attributes:
         device: the owner's choice for training: auto, cpu, cuda or mps.
         num_parameters: of the model of the last run, 0 if no run is known.
-        run_disk_bytes: the most that the last run keeps on disk, without data and log; 0 if no run is known.
+        run_disk_bytes: the most that the last run keeps on disk, without text and log; 0 if no run is known.
         torch: None if torch was not asked, because importing it is slow.
     """
 

@@ -38,7 +38,7 @@ from peer.checks.machine_core import (
 from peer.machine.card import CardsHidden, CardUnknown, find_card, largest_card, text_of
 from peer.machine.torch_child import ask_torch
 from protocol.errors import MachineError
-from protocol.estimates.estimates import run_size
+from protocol.estimates.estimates import run_size, weights_bytes
 from protocol.identity.key_disk import missing_on_disk
 from protocol.ids import PROTOCOL_VERSION
 from protocol.run.manifest import RunConfig
@@ -115,7 +115,7 @@ def read_machine(
     return Readings(
         device=device,
         num_parameters=0 if run is None else run.held_elements,
-        run_disk_bytes=0 if run is None else run_size(run).disk_bytes,
+        run_disk_bytes=0 if run is None else run_size(run).disk_bytes + weights_bytes(run),
         torch=torch,
         graphics=within(CARD_WITHIN_S, partial(read_graphics, uuid, takes_any=asks_torch)),
         memory=within(READING_WITHIN_S, read_memory),

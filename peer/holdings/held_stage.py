@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from averaging.data.shards import DatasetManifest, HashedFile
+from averaging.data.start_weights import needed_of
 from averaging.network.seams.interfaces import Offload
 from peer.holdings.verified_holders_core import Believed
 from peer.membership.saved_membership import write_durably
@@ -28,6 +29,7 @@ from protocol.pipeline.placement.cutting import stages_that_fit
 from protocol.pipeline.placement.placement import Placement, Server, stage_for_joiner
 from protocol.rounds.messages.start import StartRecord
 from protocol.run.manifest import RunConfig
+from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap, stage_schema, stage_unit
 
 log = structlog.get_logger()
@@ -154,10 +156,14 @@ class OwnStage:
 
     def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
         """Files of the data set to fetch for this stage. Only the first stage reads text, for the tokens, and the last, for the
-        next tokens. None until a stage is chosen.
+        next tokens. Of the weights that the run begins with, a stage reads its own. None of both until a stage is chosen.
         """
         reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
-        return dataset.files if reads_text else dataset.files_without_text
+        files = dataset.files if reads_text else dataset.files_without_text
+        names = [spec.name for stage in held for spec in stage_schema(self._stages, stage).tensors]
+        needed = {entry.sha256 for entry in needed_of(dataset, names, model_schema(self._stages.decoder))}
+        weights = {entry.sha256 for entry in dataset.part("start")}
+        return [file for file in files if file.sha256 not in weights or file.sha256 in needed]
 
     async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
         """Decide once the run has started, by what the other reachable members hold. A peer that takes no connections is

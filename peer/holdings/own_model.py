@@ -55,11 +55,12 @@ def read_model(run_folder: Path) -> RunModel:
         raise ConfigError(f"this peer holds only {held} of the model", "all of its parts", _FETCH_IT)
     units = trio.run(partial(_read_units, run_folder, manifest))
     dataset = parse_dataset(saved.dataset, manifest.dataset_id)
-    tokenizer = read_tokenizer(dataset, ShardCache(run_folder.parent.parent / DATA_FOLDER))
+    cache = ShardCache(run_folder.parent.parent / DATA_FOLDER)
+    tokenizer, template = read_tokenizer(dataset, cache), read_template(dataset, cache)
     is_attested = all(unit_attested for _, unit_attested in units)
     proof = "as a later round attests it" if is_attested else "as this peer computed it"
     adapter = stored_adapter(manifest.config, dataset)
-    return RunModel(manifest, tuple(unit for unit, _ in units), tokenizer, proof, adapter)
+    return RunModel(manifest, tuple(unit for unit, _ in units), tokenizer, proof, adapter, template)
 
 
 def read_tokenizer(dataset: DatasetManifest, cache: ShardCache) -> ModelTokenizer | None:
@@ -72,6 +73,11 @@ def read_tokenizer(dataset: DatasetManifest, cache: ShardCache) -> ModelTokenize
     if entry is None:
         return None
     return ModelTokenizer(cache.whole(entry).read_bytes(), entry.end)
+
+
+def read_template(dataset: DatasetManifest, cache: ShardCache) -> bytes:
+    """The file of the run's chat template from the cached data; empty in a run without chats. Raises as `read_tokenizer`."""
+    return b"" if dataset.template is None else cache.whole(dataset.template).read_bytes()
 
 
 async def _read_units(run_folder: Path, manifest: RunManifest) -> list[tuple[ModelUnit, bool]]:

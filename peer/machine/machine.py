@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
 from peer.machine.card import find_card
+from peer.machine.energy import EnergyMeter, NvmlMeter, RaplMeter
 from peer.machine.memory import Family
 
 log = structlog.get_logger()
@@ -29,6 +30,8 @@ class MachineUse:
         gpu_busy: share of the last moments in which the card computed, 0 to 1.
         gpu_celsius: its temperature.
         gpu_watts: its power draw.
+        energy_joules: of all cards that train and of the processor since the first reading, by all programs; None without a meter.
+        energy_note: why meters are missing, in one line.
     """
 
     memory_bytes: int = 0
@@ -36,6 +39,8 @@ class MachineUse:
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
     gpu_watts: float | None = None
+    energy_joules: float | None = None
+    energy_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +76,25 @@ class MachineMeter:
         self._uuid: str | None = None
         self._has_card = True
         self._had_card = False
+        self._energy = EnergyMeter((NvmlMeter(self._trained_cards), RaplMeter()))
 
     def read(self) -> MachineUse:
         """The latest reading."""
         now_s = self._now_s()
         if self._looked_at_s is None or now_s - self._looked_at_s >= LOOK_EVERY_S:
             self._looked_at_s = now_s
-            self._last = self._look()
+            joules, note = self._energy.read(now_s)
+            self._last = replace(self._look(), energy_joules=joules, energy_note=note)
         return self._last
 
     def cards(self) -> tuple[tuple[WatchedCard, MachineUse], ...]:
         """Each of several cards with its latest reading."""
         self.read()
         return tuple((card, self._cards.get(card.uuid, MachineUse())) for card in self.watches())
+
+    def _trained_cards(self) -> tuple[str | None, ...]:
+        watched = tuple(card.uuid for card in self.watches())
+        return watched or (self.trains_on(),)
 
     def _look(self) -> MachineUse:
         memory_bytes, uuid = self._family.memory_bytes(), self.trains_on()

@@ -48,6 +48,7 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.run.manifest import RunManifest, open_manifest
 from protocol.tables import duration, in_bytes
 from protocol.tensors.tensor_schema import TensorSchema
@@ -314,6 +315,7 @@ async def fetch_data(
     """
     missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
     began_s, all_bytes, here_bytes = trio.current_time(), sum(entry.num_bytes for entry in missing), 0
+    lacking: set[PeerId] = set()
     for entry in missing:
         fetching = _data_progress(here_bytes, all_bytes, trio.current_time() - began_s)
         on_progress(fetching)
@@ -322,7 +324,7 @@ async def fetch_data(
         with trio.move_on_after(DATA_WITHIN_S):
             async with open_plain_nursery() as nursery:
                 nursery.start_soon(silence.tell)
-                while (data := await _fetch_one(network, entry, donors(), silence)) is None:
+                while (data := await _fetch_one(network, entry, donors(), silence, lacking)) is None:
                     await trio.sleep(RETRY_S)
         if data is None:
             why = f" ({silence.reason})" if silence.reason else ""
@@ -370,18 +372,26 @@ class _Silence:
                 log.warning("no_data_comes", reason=reason)
 
 
-async def _fetch_one(network: Network, entry: HashedFile, donors: Sequence[PeerId], silence: _Silence) -> bytes | None:
-    """The file from the first donor that gives it; None if none does."""
+async def _fetch_one(
+    network: Network, entry: HashedFile, donors: Sequence[PeerId], silence: _Silence, lacking: set[PeerId]
+) -> bytes | None:
+    """The file from the first donor that gives it; None if none does. The last donor, the host, is asked after all others, and those
+    that lacked a file before are asked last of all.
+    """
     asked, num_bytes = bytes.fromhex(entry.sha256), entry.num_bytes
-    for donor in donors:
+    order = (*asking_order(network.peer_id, donors[:-1], asked), *donors[-1:])
+    for donor in sorted(order, key=lambda donor: donor in lacking):
         try:
             data = await fetch_shard(network, donor, asked, num_bytes, timeout_s=SHARD_WITHIN_S, on_bytes=silence.ends)
         except PotluckError as error:
             silence.reason = f"{peer_name(donor)}: {error.found}"
             log.debug("shard_not_fetched", donor=peer_name(donor), reason=error.one_line())
+            lacking.add(donor)
             continue
         if data is not None:
+            lacking.discard(donor)
             return data
+        lacking.add(donor)
         silence.reason = f"{peer_name(donor)} does not have it"
     return None
 

@@ -18,7 +18,7 @@ import trio
 from averaging.network.seams.interfaces import Offload
 from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from peer.membership.saved_membership import write_durably
-from protocol.host.reports import MAX_MILESTONES
+from protocol.host.host_statements import MAX_MILESTONES
 from protocol.identity.revocation import fingerprint
 from protocol.ids import UnitName
 from protocol.rounds.lineage.milestones import MAX_MILESTONE_BYTES

@@ -23,6 +23,7 @@ from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import RevocationBook, join_entries, split_entries
 from protocol.ids import PeerId, RunId
+from protocol.rounds.schedule.asking_order import asking_order
 
 log = structlog.get_logger()
 
@@ -142,7 +143,7 @@ class Revocations:
         """Ask a few members in turn, at once and then every minute, until cancelled."""
         turn = 0
         while True:
-            members = sorted(self._roster.listed())
+            members = asking_order(network.peer_id, self._roster.listed())
             for place in range(min(NUM_ASKED, len(members))):
                 await self._ask(network, members[(turn + place) % len(members)])
             turn += NUM_ASKED

@@ -33,6 +33,7 @@ from protocol.tensors.tensor_schema import TensorSchema
 if TYPE_CHECKING:
     import torch
 
+    from averaging.data.chat.run_template import RunTemplate
     from peer.models.decode_text import TextTokenizer
     from peer.models.decoder import Decoder
 
@@ -40,6 +41,7 @@ PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 320
 _MANIFEST_NAME: Final = "manifest.json"
 _TOKENIZER_NAME: Final = "tokenizer.json"
+_TEMPLATE_NAME: Final = "chat.json"
 
 
 class _StoredFile(BaseModel):
@@ -65,6 +67,7 @@ class _Manifest(BaseModel):
     experts: MixtureConfig | None = None
     adapter: StoredAdapter | None = None
     tokenizer: _StoredTokenizer | None = None
+    template: _StoredFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class CheckpointModel:
     Attributes:
         adapter: in a run with an adapter. `flat_N` are then the adapter's parameters.
         base: the files of the adapter's base.
+        template: of the run's chats; None in a run without.
     """
 
     run_name: str
@@ -83,6 +87,7 @@ class CheckpointModel:
     tokenizer: TextTokenizer
     adapter: AdapterConfig | None = None
     base: tuple[Path, ...] = ()
+    template: RunTemplate | None = None
 
     @property
     def num_values(self) -> int:
@@ -139,7 +144,8 @@ def read_model(path: Path, expert: int = 0, base: Path | None = None) -> Checkpo
             config, flat_N = _decoder(path, load_file(named), manifest, expert)
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, f"{file.name}: {error}") from error
-    found = CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer)
+    template = _template(path, manifest.template)
+    found = CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer, template=template)
     if manifest.adapter is None:
         return found
     return replace(found, adapter=manifest.adapter.numbers, base=find_base(path, manifest.adapter, base))
@@ -164,17 +170,27 @@ def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
 
     if stored is None:
         return ByteTokenizer()
-    check_plain_file(path / _TOKENIZER_NAME, "a file of a checkpoint", "see: potluck checkpoint list")
     try:
-        data = (path / _TOKENIZER_NAME).read_bytes()
-    except OSError as error:
-        raise _unreadable(path, f"{_TOKENIZER_NAME}: {error.strerror}") from error
-    if sha256(data).hexdigest() != stored.sha256:
-        raise _unreadable(path, f"{_TOKENIZER_NAME} has another SHA-256 than {_MANIFEST_NAME} says")
-    try:
-        return FileTokenizer(data, _TOKENIZER_NAME, stored.end)
+        return FileTokenizer(_small_file(path, _TOKENIZER_NAME, stored), _TOKENIZER_NAME, stored.end)
     except ConfigError as error:
         raise _unreadable(path, error.found) from error
+
+
+def _template(path: Path, stored: _StoredFile | None) -> RunTemplate | None:
+    from averaging.data.chat.run_template import open_template
+
+    return None if stored is None else open_template(_small_file(path, _TEMPLATE_NAME, stored), _TEMPLATE_NAME)
+
+
+def _small_file(path: Path, name: str, stored: _StoredFile) -> bytes:
+    check_plain_file(path / name, "a file of a checkpoint", "see: potluck checkpoint list")
+    try:
+        data = (path / name).read_bytes()
+    except OSError as error:
+        raise _unreadable(path, f"{name}: {error.strerror}") from error
+    if sha256(data).hexdigest() != stored.sha256:
+        raise _unreadable(path, f"{name} has another SHA-256 than {_MANIFEST_NAME} says")
+    return data
 
 
 def _decoder(
@@ -227,33 +243,38 @@ def sample_from_checkpoint(
     return prompt_text(prompt) + "".join(decoded(sampled, begin, model.tokenizer))
 
 
-def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0, base: Path | None = None) -> None:
+def print_text(
+    path: Path, prompt: str, sampling: Sampling, expert: int = 0, base: Path | None = None, *, is_chat: bool = False
+) -> None:
     """Print the prompt and then its continuation by the checkpoint's model, piece by piece as it is sampled. In a run of experts
-    it is one expert's model. `base` as in `read_model`.
+    it is one expert's model. `base` as in `read_model`. A chat's prompt is a user's message, and the answer alone is printed.
 
     Raises:
-        ConfigError: there is no checkpoint, its base is not here, or its model generates no text.
+        ConfigError: there is no checkpoint, its base is not here, its model generates no text, or it was not trained on chats.
         StorageError: the checkpoint is damaged.
         MachineError: standard output is closed, or there is a tokenizer file, and tokenizers is not installed.
     """
-    from peer.models.decode_text import decoded, prompt_text, prompt_tokens
+    from peer.models.decode_text import decoded, prompt_text
 
     model = _read_shown(path, expert, base)
-    begin = prompt_tokens(prompt, model.tokenizer)
-    sampled = _sample(model, begin, sampling)
+    begin, stop = _question(path, model, prompt, is_chat=is_chat)
+    sampled = _sample(model, begin, sampling, stop)
     # Sample once before printing the prompt: a model that cannot be sampled from prints only its error.
     first = list(islice(sampled, 1))
-    shown = chain([prompt_text(prompt)], decoded(chain(first, sampled), begin, model.tokenizer))
+    before = [] if is_chat else [prompt_text(prompt)]
+    shown = chain(before, decoded(chain(first, sampled), begin, model.tokenizer))
     _print_pieces(map(_without_controls, shown) if sys.stdout.isatty() else shown)
 
 
-def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0, base: Path | None = None) -> str:
+def text_json(
+    path: Path, prompt: str, sampling: Sampling, expert: int = 0, base: Path | None = None, *, is_chat: bool = False
+) -> str:
     """The same as one JSON object. `text` is the continuation, `ended` whether the model ended it. Raises as `print_text`."""
-    from peer.models.decode_text import decoded, prompt_text, prompt_tokens
+    from peer.models.decode_text import decoded, prompt_text
 
     model = _read_shown(path, expert, base)
-    begin = prompt_tokens(prompt, model.tokenizer)
-    sampled = list(_counted(_sample(model, begin, sampling), sampling.num_tokens))
+    begin, stop = _question(path, model, prompt, is_chat=is_chat)
+    sampled = list(_counted(_sample(model, begin, sampling, stop), sampling.num_tokens))
     found: dict[str, object] = {
         "checkpoint": str(path),
         "run": model.run_name,
@@ -264,6 +285,21 @@ def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0, base
         "num_sampled": len(sampled),
     }
     return json.dumps(found | asdict(sampling))
+
+
+def _question(path: Path, model: CheckpointModel, prompt: str, *, is_chat: bool) -> tuple[Sequence[int], int]:
+    """The tokens that the model continues, and the token that ends its text."""
+    from peer.models.decode_text import prompt_text, prompt_tokens
+
+    if not is_chat:
+        return prompt_tokens(prompt, model.tokenizer), model.tokenizer.end
+    if model.template is None:
+        raise ConfigError(f"checkpoint {path} has no chat template", "one of a run on chats", "leave out --chat")
+    from averaging.data.chat.run_template import question_tokens
+    from averaging.data.chat.template_process import TemplateProcess
+
+    with TemplateProcess(model.template.chat(f"of {path}")) as process:
+        return question_tokens(process, prompt_text(prompt), model.tokenizer, "the prompt"), model.template.end
 
 
 def _read_shown(path: Path, expert: int, base: Path | None) -> CheckpointModel:
@@ -278,7 +314,7 @@ def _counted(sampled: Iterator[int], num_tokens: int) -> Iterable[int]:
     return track(sampled, "sampling", num_tokens, console=console, transient=True, disable=not sys.stderr.isatty())
 
 
-def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) -> Iterator[int]:
+def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling, stop: int | None = None) -> Iterator[int]:
     import torch
 
     from peer.models.decode_text import sample_from
@@ -286,7 +322,7 @@ def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) ->
     before = torch.get_num_threads()
     torch.set_num_threads(sampling.threads or threads_for(model.num_values, before))
     try:
-        yield from sample_from(model.decoder(), prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
+        yield from sample_from(model.decoder(), prompt=begin, sampling=sampling, tokenizer=model.tokenizer, stop=stop)
     finally:
         torch.set_num_threads(before)
 

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import torch
 
-from peer.models.frozen_linear import back_product, is_narrow, rows_product
+from peer.models.frozen_linear import back_product, compute_type, in_type, rows_product
 
 CPU_LOGITS: Final = 1 << 22
 CARD_LOGITS: Final = 1 << 25
@@ -55,9 +55,8 @@ def chunked_cross_entropy(
         return chunked_cross_entropy(x_BTD, head_VD, targets_BT, num_tokens) * share
     num_tokens = num_tokens or chunk_tokens(head_VD.shape[0], x_BTD.device)
     has_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or head_VD.requires_grad)
-    kind = x_BTD.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
-    with torch.autocast(kind, enabled=False):
+    dtype = compute_type(x_BTD)
+    with torch.autocast(x_BTD.device.type, enabled=False):
         loss = _ChunkedLoss.apply(x_BTD, head_VD, targets_BT, num_tokens, dtype, has_gradient)  # type: ignore[no-untyped-call]
     return cast(torch.Tensor, loss)
 
@@ -75,7 +74,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         x_ND, targets_N = x_BTD.flatten(0, -2), targets_BT.flatten()
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        head_cast_VD = head_VD if is_narrow(head_VD, dtype) else head_VD.to(dtype)
+        head_cast_VD = in_type(head_VD, dtype)
         loss = torch.zeros((), dtype=wide, device=x_BTD.device)
         grad_x_ND = torch.empty_like(x_ND) if has_gradient else None
         learns_head = has_gradient and ctx.needs_input_grad[1]  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from averaging.data.tokenizer import ByteTokenizer, Tokens
+from averaging.data.tokenizer import Bits, ByteTokenizer, Tokens
 from peer.models.cached_decoder import GrowingText
 from peer.models.decoder import Decoder, load_flat
 from peer.models.sampling import Sampling
@@ -40,6 +40,10 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: bytes) -> Tokens:
         """The tokens of a text, which should be UTF-8."""
+        ...
+
+    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
+        """The tokens of a text with special tokens in it."""
         ...
 
     def decode(self, tokens: Tokens) -> str:
@@ -100,9 +104,14 @@ def sample_tokens(
 
 
 def sample_from(
-    model: Decoder, *, prompt: Sequence[int], sampling: Sampling, tokenizer: TextTokenizer = _BYTES
+    model: Decoder,
+    *,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    tokenizer: TextTokenizer = _BYTES,
+    stop: int | None = None,
 ) -> Iterator[int]:
-    """As `sample_tokens`, with a model that has its values. They need not be float32."""
+    """As `sample_tokens`, with a model that has its values. They need not be float32. Stops before the token `stop`, too."""
     config, vocab_size = model.config, _vocabulary(model.config, tokenizer)
     text = GrowingText(model)
     generator = torch.Generator().manual_seed(sampling.seed)
@@ -111,7 +120,7 @@ def sample_from(
         with torch.inference_mode():
             logits_V = text.next_logits(tokens)[:vocab_size].double()
             token = _draw(logits_V, sampling, generator)
-        if token == tokenizer.end:
+        if token in (tokenizer.end, stop):
             return
         yield token
         tokens = [*tokens, token][-config.context_tokens :]

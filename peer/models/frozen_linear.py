@@ -35,6 +35,11 @@ def is_narrow(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
     return weight_OI.dtype in (torch.bfloat16, torch.int8) and weight_OI.dtype != dtype
 
 
+def in_type(weight_OI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight for `rows_product` with inputs of this type: cast, but a frozen one as it is."""
+    return weight_OI if is_narrow(weight_OI, dtype) else weight_OI.to(dtype)
+
+
 def product(x: torch.Tensor, weight_OI: torch.Tensor, scales_O1: torch.Tensor | None = None) -> torch.Tensor:
     """(..., I) to (..., O): x W^T, as `functional.linear`. The weight may be frozen.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from peer.models.chunked_loss import chunk_tokens
+from peer.models.frozen_linear import compute_type, in_type, rows_product
 
 
 def sums_of_marked(
@@ -38,9 +39,10 @@ def likeliest_of_marked(
 
 
 def _logits(x_MD: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
-    """(M, V), in float32 at least. The products are computed in the type that autocast is on for, as the loss is."""
-    kind = x_MD.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_MD.dtype
+    """(M, V), in float32 at least. The products are computed in the type that autocast is on for, as the loss is. The head may be
+    frozen.
+    """
+    dtype = compute_type(x_MD)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    with torch.autocast(kind, enabled=False):
-        return (x_MD.to(dtype) @ head_VD.to(dtype).t()).to(wide)
+    with torch.autocast(x_MD.device.type, enabled=False):
+        return rows_product(x_MD.to(dtype), in_type(head_VD, dtype)).to(wide)

@@ -5,14 +5,12 @@ A file, not a network interface: only the owner can write the folder, no web pag
 
 from __future__ import annotations
 
-import os
-import secrets
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from averaging.system.private_file import write_private
 from peer.owner.controls_core import OwnerPause
 from protocol.errors import ConfigError, StorageError
 
@@ -37,15 +35,9 @@ def write_pause(state_dir: Path, pause: OwnerPause) -> None:
         ConfigError: no peer has run from `state_dir`. StorageError: it cannot be written.
     """
     _check_peer(state_dir)
-    temporary = state_dir / f"{PAUSE_FILE}.{secrets.token_hex(4)}"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf8") as file:
-            file.write(_Pause(until_unix_s=pause.until_unix_s).model_dump_json() + "\n")
-        os.replace(temporary, state_dir / PAUSE_FILE)
+        write_private(state_dir / PAUSE_FILE, _Pause(until_unix_s=pause.until_unix_s).model_dump_json())
     except OSError as error:
-        with suppress(OSError):  # on a disk that takes no writes
-            temporary.unlink(missing_ok=True)
         raise StorageError(
             f"{state_dir} cannot be written: {error.strerror}", "", "pause from its owner's account"
         ) from error

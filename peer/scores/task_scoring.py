@@ -6,7 +6,8 @@ waited for, and every error costs the measurement alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -55,7 +56,10 @@ MEASURE_WITHIN_S: Final = 3600.0
 """A measurement that takes longer is given up, and its part is missing."""
 
 LAST_WITHIN_S: Final = 120.0
-"""Time for the last commit of the run, and SEND_LAST_WITHIN_S for what the host has not got yet."""
+OLD_WITHIN_S: Final = 30.0
+"""Once the run is over: time for its last commit, after the time in which a measurement of an earlier one may end. Then there is
+SEND_LAST_WITHIN_S for what the host has not got yet.
+"""
 
 SEND_LAST_WITHIN_S: Final = 20.0
 SEND_EVERY_S: Final = 3.0
@@ -125,7 +129,7 @@ class TaskScoring:
                     await service.wait_changed()
                 continue
             if parts := self._own_parts(link):
-                with trio.move_on_after(LAST_WITHIN_S if is_over() else MEASURE_WITHIN_S):
+                async with _ends_in_time(service, is_over):
                     await self._measure(link, parts, is_over)
             done = link.commit
 
@@ -230,6 +234,24 @@ class TaskScoring:
                 if sealed in self.unsent:
                     self.unsent.remove(sealed)
             await trio.sleep(SEND_EVERY_S if self.unsent else SEND_EVERY_S / 10)
+
+
+@asynccontextmanager
+async def _ends_in_time(service: RoundService, is_over: Callable[[], bool]) -> AsyncIterator[None]:
+    """The block of a measurement. It is given up after its time, and some time after the end of the run if it began earlier."""
+
+    async def cut(scope: trio.CancelScope) -> None:
+        while not is_over():
+            with trio.move_on_after(LOOK_EVERY_S):
+                await service.wait_changed()
+        scope.deadline = min(scope.deadline, trio.current_time() + OLD_WITHIN_S)
+
+    with trio.move_on_after(LAST_WITHIN_S if is_over() else MEASURE_WITHIN_S) as scope:
+        async with trio.open_nursery() as nursery:
+            if not is_over():
+                nursery.start_soon(cut, scope)
+            yield
+            nursery.cancel_scope.cancel()
 
 
 _Slices = Callable[[ScoreOrder], Awaitable[tuple[Scored, float]]]

@@ -19,6 +19,7 @@ from averaging.codecs import Codec, codec_by_name
 from averaging.data.packing.expert_shards import expert_shards
 from averaging.data.shards import DatasetManifest, ShardCache
 from averaging.data.sources.texts import Split
+from averaging.data.start_weights import StartShard
 from averaging.network.seams.interfaces import Storage
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.external_reducer import UnitShape
@@ -75,7 +76,7 @@ async def open_chains(
     verifier: Verifier,
     me: PeerId,
     restarted: Callable[[str], None],
-    given: Sequence[Path] = (),
+    given: Sequence[StartShard] = (),
     experts: Sequence[int] = (),
     milestones: HeldMilestones | None = None,
 ) -> tuple[UnitChain, ...]:
@@ -128,7 +129,7 @@ async def kept_milestones(folder: Path, membership: Membership, start: bytes, ve
 
 
 async def _open_chain(
-    tools: UnitContext, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[Path]
+    tools: UnitContext, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[StartShard]
 ) -> UnitChain:
     """The lineage and the state of one unit. Raises as `open_chains`."""
     model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed

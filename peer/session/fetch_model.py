@@ -40,7 +40,8 @@ from averaging.state.state import StateHeader, absent_state
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from averaging.trio_errors import run_single_error
-from peer.holdings.own_model import DATA_FOLDER, read_tokenizer
+from peer.holdings.own_model import DATA_FOLDER, read_template, read_tokenizer
+from peer.holdings.training_text import check_weights
 from peer.membership.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import (
@@ -69,6 +70,7 @@ from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.wire import genesis_id
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
 log = structlog.get_logger()
@@ -174,8 +176,9 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
         donors = (*await _members(network, membership, roster), membership.coordinator)
         cache = ShardCache(visit.config.state_dir / DATA_FOLDER, visit.config.cache_bytes)
         dataset = membership.dataset
+        check_weights(membership.manifest.config, dataset)
         files: list[HashedFile] = [*dataset.part("base")]
-        files += [dataset.tokenizer] if dataset.tokenizer is not None else []
+        files += [entry for entry in (dataset.tokenizer, dataset.template) if entry is not None]
         if files:
             await fetch_data(
                 network, files, cache, lambda: donors, lambda sentence: log.info("fetching", what=sentence)
@@ -186,7 +189,8 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
         run = _Run(network, membership, donors, start, host_roots, visit.folder, root_der, kept.held)
         units, proof = await _fetch_units(run, on_progress)
         adapter = stored_adapter(membership.manifest.config, dataset)
-        return RunModel(membership.manifest, units, read_tokenizer(dataset, cache), proof, adapter)
+        tokenizer, template = read_tokenizer(dataset, cache), read_template(dataset, cache)
+        return RunModel(membership.manifest, units, tokenizer, proof, adapter, template)
 
 
 async def _come_back(
@@ -222,7 +226,7 @@ async def _members(network: Network, membership: Membership, roster: CredentialC
         entries = [entry for entry in await poller.poll() if entry.subkey != network.peer_id]
         members = tuple(peer for peer in roster.take_records(entries) if peer != membership.coordinator)
         if members:
-            return members
+            return asking_order(network.peer_id, members)
         if attempt + 1 < LOOK_TIMES:
             await trio.sleep(LOOK_AGAIN_S)
     return ()

@@ -20,7 +20,7 @@ LOOK_EVERY_S: Final = 2.0
 """More often than the shortest time after which peers commit alone."""
 
 HOST_HEARD_WITHIN_S: Final = 45.0
-"""A peer reports to the host several times within this."""
+"""A peer of a small run reports to the host several times within this."""
 
 
 async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
@@ -31,7 +31,9 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
     while True:
         now_s = clock.monotonic_s()
         reply = joined.reporter.last_reply
-        is_host_here = reply is not None and clock.unix_s() - joined.roster.host_heard_s < HOST_HEARD_WITHIN_S
+        is_host_here = reply is not None and clock.unix_s() - joined.roster.host_heard_s < _within_s(
+            joined.reporter.again_s
+        )
         found = isolation(
             board.isolation,
             hears_anybody=any(hears_anybody(each.state, now_s, do_all_hold=do_all_hold) for each in rounds.services),
@@ -44,6 +46,11 @@ async def watch_isolation(joined: JoinedSession, rounds: PeerRounds) -> None:
             is_told = found.is_apart
             await rounds.tell_all(ApartNoted(is_told))
         await trio.sleep(LOOK_EVERY_S)
+
+
+def _within_s(again_s: float) -> float:
+    """Seconds within which the host was heard if it is there. `again_s`: between two reports."""
+    return max(HOST_HEARD_WITHIN_S, 1.5 * again_s)
 
 
 def hears_anybody(state: RoundState, now_s: float, *, do_all_hold: bool) -> bool:

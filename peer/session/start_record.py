@@ -22,8 +22,10 @@ from peer.membership.saved_membership import remember_start
 from peer.status.reporting import Reporter
 from peer.status.status_board import StatusBoard
 from protocol.errors import PotluckError
+from protocol.host.reports import NO_START_NEWS, StartNews
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
+from protocol.rounds.schedule.asking_order import asking_order
 
 log = structlog.get_logger()
 
@@ -82,24 +84,38 @@ class StartSearch:
         self._found.set()
 
     async def _ask_coordinator(self, client: CoordinatorClient, reporter: Reporter) -> None:
-        """Report that we are ready, and watch the run until it starts."""
+        """Report that we are ready until an answer brings the start. An older host tells it to those alone that watch the run."""
         while not self._found.is_set():
             try:
                 await reporter.report_once()
-                async with client.watch() as watch:
-                    while not self._found.is_set():
-                        news = await watch.next()
-                        if news.start_record:
-                            await self._take(news.start_record)
-                        else:
-                            self._board.say("waiting", _for_what(news.reason))
+                reply = reporter.last_reply
+                if reply is None:
+                    self._board.say("waiting", "for the host, or a peer that knows of the start")
+                elif reply.start == NO_START_NEWS and not reply.again_in_s:
+                    await self._watch(client)
+                else:
+                    await self._hear(reply.start)
+                await trio.sleep(reporter.again_s)
             except PotluckError as error:
                 self._board.say("waiting", f"for the host, or a peer that knows of the start: {error.found}")
                 await trio.sleep(NEWS_RETRY_S)
 
+    async def _watch(self, client: CoordinatorClient) -> None:
+        async with client.watch() as watch:
+            while not self._found.is_set():
+                news = await watch.next()
+                await self._hear(StartNews(news.reason, news.start_record))
+
+    async def _hear(self, news: StartNews) -> None:
+        if news.start_record:
+            await self._take(news.start_record)
+        else:
+            self._board.say("waiting", _for_what(news.reason))
+
     async def _ask_members(self, entries: Sequence[DirectoryEntry]) -> None:
         """Ask some of the listed members, different ones each time."""
-        members = [peer for peer in self._roster.take_records(entries) if peer != self._membership.coordinator]
+        listed = (peer for peer in self._roster.take_records(entries) if peer != self._membership.coordinator)
+        members = asking_order(self._network.peer_id, listed)
         for place in range(min(NUM_ASKED, len(members))):
             await self._ask(members[(self._turn + place) % len(members)])
         self._turn += NUM_ASKED

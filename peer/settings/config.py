@@ -16,6 +16,7 @@ from peer.training.plan.card_plan import Fit, Switch, WishedPrecision, Wishes
 from peer.training.plan.gpus_core import AUTO, parse_gpus
 from peer.training.plan.layout import WishedSplit
 from protocol.errors import ConfigError
+from protocol.grids import MOST_G_PER_KWH
 from protocol.host.expert_choice import parse_experts
 from protocol.identity.chosen_name import ChosenName, checked_name
 
@@ -144,7 +145,7 @@ class PeerConfig(PlaceConfig):
     """
 
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
-    """Most that cached training data takes on disk, in bytes."""
+    """Most that cached text takes on disk, in bytes. Weights that a run begins with, or trains an adapter over, come on top."""
 
     screen: Literal["auto", "live", "plain"] = "auto"
     """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""
@@ -156,6 +157,9 @@ class PeerConfig(PlaceConfig):
 
     team: str = ""
     """Team to count this peer's tokens for, shown as the nickname is: at most 32 characters. None if not given."""
+
+    grid_g_per_kwh: Annotated[float, Field(ge=0.0, le=MOST_G_PER_KWH)] | None = None
+    """Grams of CO2 of a kilowatt-hour here, for the carbon of this peer's energy. The run's grid counts if not given."""
 
     notify_url: NotifyUrl = ""
     """Web address that gets a line of JSON about what is unusual or final: the run is complete, training is too hot or has stopped, at

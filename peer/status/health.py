@@ -118,13 +118,14 @@ APART_AFTER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LineageDivergence:
-    """Since when the host's head has not been on our lineage, None while it is on it. The indexes are those of the host's last
-    answer.
+    """Since when the host's head has not been on our lineage, None while it is on it. The indexes and the host's head are those of the
+    host's last answer.
     """
 
     since_s: float | None = None
     host_index: int = 0
     own_index: int = 0
+    host_head: CommitId | None = None
 
     def sentence(self, now_s: float) -> str:
         """The consequence for the owner, in one sentence; empty while there is nothing to say."""
@@ -187,10 +188,17 @@ def isolation(
 def after_report(
     before: LineageDivergence, links: Sequence[ChainLink], host_head: CommitId, host_index: int, now_s: float
 ) -> LineageDivergence:
-    """The next value after an answer of the host. `links` is our lineage from its first commit, or empty."""
-    place = host_index - links[0].index if links else 0
-    is_here = not links or (0 <= place < len(links) and links[place].commit == host_head)
-    if is_here:
+    """The next value after an answer of the host. `links` is our lineage from its first commit, or empty. A head of the host's that
+    was not here at its last answer and came since shows that we follow it, a little later.
+    """
+    if _is_on(links, host_head, host_index):
         return LineageDivergence()
-    since_s = now_s if before.since_s is None else before.since_s
-    return LineageDivergence(since_s, host_index, links[-1].index)
+    is_apart_since = before.since_s is not None and not _is_on(links, before.host_head, before.host_index)
+    since_s = before.since_s if is_apart_since else now_s
+    return LineageDivergence(since_s, host_index, links[-1].index, host_head)
+
+
+def _is_on(links: Sequence[ChainLink], head: CommitId | None, index: int) -> bool:
+    """Whether a head is on our lineage; also if we know none yet."""
+    place = index - links[0].index if links else 0
+    return not links or (0 <= place < len(links) and links[place].commit == head)

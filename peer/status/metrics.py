@@ -87,6 +87,24 @@ PEER_METRICS: Final = (
         lambda s: _one(s.mfu),
     ),
     PeerMetric(
+        "potluck_peer_energy_joules",
+        "counter",
+        "Energy of the cards that train and of the processor, by all programs.",
+        lambda s: _one(s.energy_joules),
+    ),
+    PeerMetric(
+        "potluck_peer_joules_per_token",
+        "gauge",
+        "Energy over the tokens that this process trained.",
+        lambda s: _one(s.joules_per_token),
+    ),
+    PeerMetric(
+        "potluck_peer_grid_grams_per_kwh",
+        "gauge",
+        "Grams of CO2 of a kilowatt-hour here.",
+        lambda s: _one(s.grid_g_per_kwh),
+    ),
+    PeerMetric(
         "potluck_peer_card_expected_bytes",
         "gauge",
         "Memory of the card that its plan is expected to take.",

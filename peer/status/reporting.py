@@ -26,12 +26,15 @@ from peer.status.status_of import Sources, status_of
 from peer.training.peer_trainer import PeerTrainer
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
+from protocol.host.host_statements import NO_STATEMENTS, HostStatements
 from protocol.host.report_delta import report_digest, shortened
+from protocol.host.report_pace import again_in_s, turn_s
 from protocol.host.reports import (
     MAX_CERTIFICATES,
-    NO_STATEMENTS,
+    MAX_JOULES,
+    EnergySpent,
     HeldoutResult,
-    HostStatements,
+    OwnCounts,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -47,13 +50,12 @@ from protocol.tensors.model_config import WHOLE_MODEL
 log = structlog.get_logger()
 
 REPORT_EVERY_S: Final = 2.0
-"""Interval of reports after a change, and while the run gathers or is over. People wait for the next step then."""
-
-IDLE_REPORT_S: Final = 10.0
-"""Interval when only moving numbers have changed. The host takes a peer for silent after three such intervals."""
+"""Least interval of reports after a change. In a large run the turn of all peers is longer (protocol/host/report_pace.py)."""
 
 GIVE_WAY_S: Final = 1.0
-"""After a commit, its uploaders have this long before others report it. The others' reports are spread over the same time again."""
+"""After a commit, its uploaders have this long before others report it. The others' reports are spread over the same time again, or
+over a turn of all if that is longer.
+"""
 
 CATCH_UP_EVERY_S: Final = 0.25
 """Interval while the coordinator fetches commits that we have. After a long absence it has many to fetch."""
@@ -131,8 +133,14 @@ def make_report(
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
         could_tokens_per_s=status.could_tokens_per_s,
-        source_tokens=status.source_tokens,
+        counts=OwnCounts(status.source_tokens, _energy(status)),
     )
+
+
+def _energy(status: PeerStatus) -> EnergySpent | None:
+    if status.energy_joules is None:
+        return None
+    return EnergySpent(min(status.energy_joules, MAX_JOULES), max(0, status.tokens_trained), status.grid_g_per_kwh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ class Reporter:
         self._is_fetching = False
         self._is_up_to_date = False
         self._refused = ""
-        self._reported_at_s = -math.inf
+        self._reported_at_s = self._tried_at_s = -math.inf
         self._reported_numbers = (False, False)
         self.start_record = b""
         self.milestones: KeptMilestones | None = None
@@ -210,7 +218,7 @@ class Reporter:
         """
         asides = self._asides()
         report = self._made(tuple(asides.values()), spares_commits=spares_commits)
-        self._reported_at_s = -math.inf
+        self._reported_at_s, self._tried_at_s = -math.inf, trio.current_time()
         try:
             reply = await self._say(report)
         except SupersededError:
@@ -317,8 +325,8 @@ class Reporter:
         service, board = self._sources.of_spine, self._board
         if service is None or not self._is_up_to_date or is_bringer(service.chain.head, board.peer):
             return False
-        wait_s = GIVE_WAY_S * (1.0 + place_to_bring(service.chain.head, board.peer)[0] / 256)
-        await trio.sleep(max(0.0, board.rounds.came_at_s + wait_s - board.clock.monotonic_s()))
+        spread_s = max(GIVE_WAY_S, self._turn_s) * place_to_bring(service.chain.head, board.peer)[0] / 256
+        await self._wait(max(0.0, board.rounds.came_at_s + GIVE_WAY_S + spread_s - board.clock.monotonic_s()))
         return not is_bringer(service.chain.head, board.peer)  # another commit may have come
 
     async def _rest(self, *, is_asked: bool) -> None:
@@ -327,17 +335,48 @@ class Reporter:
         if not is_asked:
             with trio.move_on_after(REPORT_EVERY_S - CATCH_UP_EVERY_S):
                 await self._board.for_host.wait()
+            await self._wait(self._tried_at_s + self._turn_s - trio.current_time())
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait so long, or until a commit comes that is ours to upload."""
+        until_s = trio.current_time() + seconds
+        while (left_s := until_s - trio.current_time()) > 0 and not self._is_urgent:
+            self._board.for_host = trio.Event()
+            with trio.move_on_after(left_s):
+                await self._board.for_host.wait()
+
+    @property
+    def _is_urgent(self) -> bool:
+        service, reply = self._sources.of_spine, self.last_reply
+        if service is None or reply is None or service.chain.head.index <= reply.index:
+            return False
+        return is_bringer(service.chain.head, self._board.peer)
+
+    @property
+    def _turn_s(self) -> float:
+        """Seconds between two reports of ours that are not urgent, so that the host is not asked by all peers at once."""
+        reply = self.last_reply
+        if reply is None:
+            return 0.0
+        return turn_s(1 + reply.live_others, reply.again_in_s, is_under_way=reply.phase == _UNDER_WAY)
+
+    @property
+    def again_s(self) -> float:
+        """Seconds between two reports of ours while nothing changes, as the host says."""
+        reply = self.last_reply
+        is_under_way = reply is not None and reply.phase == _UNDER_WAY
+        return (reply.again_in_s if reply is not None else 0.0) or again_in_s(1, is_under_way=is_under_way)
 
     def _is_nothing_new(self) -> bool:
         """Whether the coordinator knows everything we have to report, and heard from us lately."""
         reply, report = self.last_reply, self._made(tuple(self._asides().values()))
-        if reply is None or reply.phase != _UNDER_WAY or self._is_fetching or reply.asks_revocations:
+        if reply is None or self._is_fetching or reply.asks_revocations:
             return False
         is_same = reply.like == report_digest(report) and self._reported_numbers == _numbers(report)
         brings = (
             report.heldout or report.certificates or report.start_record or report.double_votes or report.milestones
         )
-        return is_same and not brings and trio.current_time() - self._reported_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
+        return is_same and not brings and trio.current_time() - self._reported_at_s < self.again_s - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:
         """Whether the coordinator asks for commits of ours that were not sent yet."""

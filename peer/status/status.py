@@ -160,6 +160,8 @@ class PeerStatus(BaseModel):
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; likewise `gpu_busy` (0 to 1), `gpu_celsius` and
             `gpu_watts`. Each is also None if the card does not report it.
+        energy_joules: of the cards that train and of the processor since this process started, by all programs; None without a meter.
+            `energy_note` says which meter is missing; `grid_g_per_kwh` are grams of CO2 a kilowatt-hour, the owner's or the run's.
         cpu_celsius: temperature of the processor's hottest part, None if no driver measures it.
         started_unix_s: when this process started.
         version: of this program.
@@ -262,6 +264,9 @@ class PeerStatus(BaseModel):
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
     gpu_watts: float | None = None
+    energy_joules: float | None = None
+    energy_note: str = ""
+    grid_g_per_kwh: float | None = None
     cpu_celsius: float | None = None
     started_unix_s: float = 0.0
     version: str = ""
@@ -288,6 +293,13 @@ class PeerStatus(BaseModel):
         total = sum(count.bytes_up + count.bytes_down for count in self.bulk)
         direct = sum(count.bytes_up + count.bytes_down for count in self.bulk if count.way == "direct")
         return direct / total if total else None
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy over the tokens trained here; None without a meter, or before there is a token."""
+        return (
+            None if self.energy_joules is None or not self.tokens_trained else self.energy_joules / self.tokens_trained
+        )
 
     @property
     def unit_bytes(self) -> dict[str, tuple[int, int]]:

@@ -35,6 +35,7 @@ from peer.status.traffic import RoundBytes, RoundTraffic, traffic_fields
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout_core import LayoutChoice
+from protocol.grids import grid_g_per_kwh
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -179,6 +180,7 @@ class StatusBoard:
     to the host at once: one that we have to upload, or one of an expert that no other peer votes on. So does a convicted voter.
     `card_report` tells how the card trains, None before the training process has told it. `own_cards` are those that this peer took of
     its machine, `layout` tells how they train together, None before it is chosen, and `cards` tells each one.
+    `g_per_kwh` are grams of CO2 of a kilowatt-hour, the owner's or else the run's; None if nobody gives them.
     """
 
     peer: PeerId
@@ -217,14 +219,17 @@ class StatusBoard:
         self.own_cards = OwnCards()
         self.cards: Callable[[], tuple[CardState, ...]] = _no_cards
         self.layout: LayoutChoice | None = None
+        self.g_per_kwh: float | None = None
 
     def has_restarted(self, sentence: str) -> None:
         """Append a sentence about the state that this process found on its disk."""
         self.restarted = "; ".join(filter(None, (self.restarted, sentence)))
 
-    def takes_part_in(self, run_name: str, total_tokens: int, *, is_outbound_only: bool) -> None:
-        """Set the run that admitted us, and its target in tokens."""
+    def takes_part_in(self, run_name: str, total_tokens: int, *, is_outbound_only: bool, grid: str = "") -> None:
+        """Set the run that admitted us, its target in tokens, and its grid, which counts where the owner gives none."""
         self.run_name, self.target_total_tokens, self.is_outbound_only = run_name, total_tokens, is_outbound_only
+        if grid and self.g_per_kwh is None:
+            self.g_per_kwh = grid_g_per_kwh(grid)
 
     def say(self, state: str, reason: str) -> None:
         """Set the state and its reason. Clears the progress of a download."""

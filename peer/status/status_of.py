@@ -127,6 +127,7 @@ def status_of(sources: Sources) -> PeerStatus:
         allowed_share=board.allowed.share,
         allowed_reason=board.allowed.reason,
         cpu_celsius=board.cpu_celsius,
+        grid_g_per_kwh=board.g_per_kwh,
         is_unheard=board.isolation.is_apart,
         apart="; ".join(filter(None, (board.isolation_text, board.divergence_text))),
     )

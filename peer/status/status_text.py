@@ -7,6 +7,7 @@ from typing import Final
 from peer.cards.card_status import rows_of_cards
 from peer.status.status import PeerStatus
 from protocol.estimates.unit_disk import disk_phrase
+from protocol.grids import JOULES_PER_KWH, carbon_kg
 from protocol.identity.chosen_name import called
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
@@ -166,6 +167,17 @@ def skipped(status: PeerStatus) -> str:
     )
 
 
+def energy_line(status: PeerStatus) -> str:
+    """Energy since this process started, with its carbon; why it is not known where no meter can be read."""
+    if status.energy_joules is None:
+        return f"not known: {status.energy_note}" if status.energy_note else ""
+    kwh, each = status.energy_joules / JOULES_PER_KWH, status.joules_per_token
+    parts = [f"{kwh:.3g} kWh since the start", f"{each:.3g} J a token" if each is not None else ""]
+    if status.grid_g_per_kwh is not None:
+        parts.append(f"{carbon_kg(kwh, status.grid_g_per_kwh):.3g} kg of CO2")
+    return "; ".join(filter(None, (", ".join(filter(None, parts)), status.energy_note)))
+
+
 def sources_read(status: PeerStatus) -> str:
     """Each source's share of the text that was trained on here; empty without a mixture."""
     total = sum(status.source_tokens)
@@ -188,6 +200,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("traffic", _traffic(status)),
         ("disk", _disk(status)),
         ("memory", in_bytes(status.memory_bytes)),
+        ("energy", energy_line(status)),
         ("last round", _last_round(status)),
         ("rounds", _round_waits(status)),
         *_run_rows(status),

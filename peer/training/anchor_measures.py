@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -13,6 +14,11 @@ from peer.training.worker_channel import Area, Command, Reply, Scored, ScoreOrde
 from peer.training.worker_errors import NO_ROOM_TO_EVALUATE, DoesNotFit, WorkerDied, all_finite
 
 T = TypeVar("T")
+
+ROOM_WITHIN_S: Final = 30.0
+"""So long a slice of a score waits until no snapshot takes the room. On a slow line a round holds one nearly all the time; the slice
+then costs a second place for the whole model, 4 bytes a value.
+"""
 
 
 class AnchorMeasures:
@@ -48,23 +54,28 @@ class AnchorMeasures:
         return await self._by_anchors(read, measure)
 
     async def scored(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
-        """Log-likelihoods or answers by the whole model's parameters."""
+        """Log-likelihoods or answers by the whole model's parameters, beside a snapshot that is not spent in time."""
 
         async def measure(areas: tuple[Area, ...]) -> Scored:
             return (await self._reply(Command(op="score", score=order, areas=areas))).scored or Scored()
 
-        return await self._by_anchors(read, measure)
+        return await self._by_anchors(read, measure, ROOM_WITHIN_S)
 
-    async def _by_anchors(self, read: ReadAnchors, measure: Callable[[tuple[Area, ...]], Awaitable[T]]) -> T:
-        """Measure once no snapshot takes the room, unless there are several units."""
+    async def _by_anchors(
+        self, read: ReadAnchors, measure: Callable[[tuple[Area, ...]], Awaitable[T]], room_within_s: float = math.inf
+    ) -> T:
+        """Measure once no snapshot takes the room, or after so long. Several units are not waited for."""
+        until_s = trio.current_time() + room_within_s
         while not self._misfit():
-            await self._rooms.until_room()
+            with trio.move_on_at(until_s):
+                await self._rooms.until_room()
             async with self._lock:
                 await self._until_ready()
-                if self._rooms.has_room:  # else a snapshot was taken meanwhile
+                if self._rooms.has_room or trio.current_time() >= until_s:  # else a snapshot was taken meanwhile
                     areas, rooms = self._rooms.for_evaluation()
                     try:
                         await read(rooms)
+                        await self._until_ready()  # the process may have died meanwhile, and its areas are not these
                         return await measure(areas)
                     finally:
                         self._rooms.evaluated(areas)

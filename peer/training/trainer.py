@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -49,6 +49,7 @@ from peer.training.worker_channel import (
     Failed,
     Op,
     OutOfMemory,
+    ProfileOrder,
     Progress,
     Reply,
     Scored,
@@ -76,6 +77,9 @@ LEAST_PATIENCE_S: Final = 20.0
 MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
 """How long a command may go unanswered, in steps and in seconds. An evaluation may take as long as many steps."""
+
+LEAST_WORK_S: Final = 1.0
+"""Processor time between two looks of a process that works. A frozen one uses none, one that waits for another rank hardly any."""
 
 
 class WorkerTrainer:
@@ -134,6 +138,8 @@ class WorkerTrainer:
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
+        self.profile: Callable[[ProfileOrder], Awaitable[Reply | None]] = partial(self._order, "profile", 1.0)
+        """Has the process record its next steps. It answers at once, and writes files when they are done; None if it died first."""
 
     # --- the Trainer interface ---
 
@@ -268,18 +274,16 @@ class WorkerTrainer:
 
     # --- commands ---
 
-    async def _order(self, op: Op, *, factor: float = 1.0) -> Reply | None:
+    async def _order(self, op: Op, factor: float = 1.0, profile: ProfileOrder | None = None) -> Reply | None:
         async with self._command_lock:
             await self._until_ready()
-            return await self._exchange(Command(op=op, factor=factor))
+            return await self._exchange(Command(op=op, factor=factor, profile=profile))
 
     async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""
         area = self._rooms.lay(command.unit, values_N)
         reply = await self._exchange(command.model_copy(update={"area": area}))
-        if reply is not None:
-            self._rooms.has_begun()
-        self._rooms.spend(command.unit)
+        self._rooms.used(command.unit)
         return reply
 
     async def _until_ready(self) -> None:
@@ -289,30 +293,46 @@ class WorkerTrainer:
     async def _exchange(self, command: Command) -> Reply | None:
         """Send one command to the worker that is ready now and wait for its reply; None if it dies first.
 
-        A worker that neither answers nor dies is frozen: it is killed, and so restarted.
+        A worker that neither answers nor dies is frozen: it is killed, and so restarted. One that still uses the processor is slow
+        and gets more time, since other programs may leave it little.
         """
         stream, life = self._process.stream, self._restarts
-        if stream is None:
+        if stream is None or not self._ready.is_set():
             return None
         self._number += 1
         number = self._number
         patience_s = self._patience_s()
         try:
-            with trio.fail_after(patience_s):
+            with trio.fail_after(patience_s) as sending:
+                sending.shield = (
+                    True  # send a started command to its end, or the next one would be read as the rest of it
+                )
                 await stream.send_all(frame(command.numbered(number)))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         except trio.TooSlowError:
             self._give_up("the training process takes no commands")
             return None
-        # The second wait is for a daemon that was itself suspended: the reply may already be there, unread.
-        for wait_s in (patience_s, SECOND_LOOK_S):
+        return await self._answer(command, number, life, patience_s)
+
+    async def _answer(self, command: Command, number: int, life: int, patience_s: float) -> Reply | None:
+        """The reply to a command that was sent; None if the worker died, or was killed as frozen."""
+        begun_s, worked_s = trio.current_time(), self._process.processor_s()
+        wait_s = patience_s
+        while True:
             with trio.move_on_after(wait_s):
                 reply = await self._replies.of(number, lambda: self._restarts != life or not self._ready.is_set())
                 if reply is not None and command.op in ("load", "shift", "snapshot"):
                     self._life_of_theta[command.unit] = life
                 return reply
-        self._give_up(f"the training process did not answer for {patience_s:.0f} s")
+            if wait_s == SECOND_LOOK_S:
+                break
+            before_s, worked_s = worked_s, self._process.processor_s()
+            is_busy = worked_s - before_s >= LEAST_WORK_S and not self._process.stopped()
+            has_time = trio.current_time() - begun_s + patience_s <= MOST_PATIENCE_S
+            # The last wait is for a daemon that was itself suspended: the reply may already be there, unread.
+            wait_s = patience_s if is_busy and has_time else SECOND_LOOK_S
+        self._give_up(f"the training process did not answer for {trio.current_time() - begun_s:.0f} s")
         return None
 
     def _patience_s(self) -> float:

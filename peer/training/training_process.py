@@ -175,6 +175,10 @@ class TrainingProcess:
         """Ranks whose process the system has stopped, as a frozen one."""
         return [rank for rank, pid in enumerate(self.pids) if _is_stopped(pid)]
 
+    def processor_s(self) -> float:
+        """Processor time that the running processes have used so far, in seconds; of those that ended, none."""
+        return sum(_processor_s(pid) for pid in self.pids)
+
     async def live(self, plan: BaseModel, listen: Callable[[MessageReader], Awaitable[T]]) -> T | None:
         """One life of the process, from its start until `listen` returns; returns that result, or None if the process ended first.
 
@@ -383,6 +387,13 @@ def _is_stopped(pid: int) -> bool:
     with suppress(psutil.Error):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
+
+
+def _processor_s(pid: int) -> float:
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _stream_of(worker: WorkerProcess) -> trio.SocketStream:

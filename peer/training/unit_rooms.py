@@ -1,7 +1,8 @@
 """The memory shared with a training process, unit by unit: where a unit's values lie, and which snapshots are not spent yet.
 
 A snapshot is spent once its unit has moved. Other values of a unit take its place in the area `OUT` if no snapshot lies there, else in
-`IN`. So only a snapshot that is being read while values come, or one of several units, costs a second place.
+`ASIDE`. So only a snapshot that is being read while values come, or one of several units, costs a second place. `IN` is for anchors
+alone: a process that dies while values are copied is restarted from it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class UnitRooms:
         self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
 
     def has_begun(self) -> None:
-        """No value that was laid in `IN` is needed any more."""
+        """The process has read the anchors."""
         self._vectors.empty(Area.IN)
 
     def lay(self, unit: int, values_N: torch.Tensor) -> Area:
@@ -73,10 +74,15 @@ class UnitRooms:
         snapshot.
         """
         is_there = values_N.data_ptr() == self._vectors.part(Area.OUT, self._spans[unit]).data_ptr()
-        area = Area.OUT if is_there or unit not in self._unspent else Area.IN
+        area = Area.OUT if is_there or unit not in self._unspent else Area.ASIDE
         if not is_there:
             self._vectors.part(area, self._spans[unit]).copy_(values_N)
         return area
+
+    def used(self, unit: int) -> None:
+        """The process has used the values that were laid for a unit. Its snapshot is spent with them."""
+        self._vectors.empty(Area.ASIDE, self._spans[unit])
+        self.spend(unit)
 
     # --- evaluations ---
 
@@ -92,7 +98,7 @@ class UnitRooms:
 
     def for_evaluation(self) -> tuple[tuple[Area, ...], list[torch.Tensor]]:
         """The area for each unit's values, and their places there, (N,) float32 each."""
-        areas = tuple(Area.IN if unit in self._unspent else Area.OUT for unit in range(len(self._spans)))
+        areas = tuple(Area.ASIDE if unit in self._unspent else Area.OUT for unit in range(len(self._spans)))
         return areas, [self._vectors.part(area, span) for area, span in zip(areas, self._spans, strict=True)]
 
     def evaluated(self, areas: Sequence[Area]) -> None:

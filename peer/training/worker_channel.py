@@ -1,8 +1,9 @@
 """The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
 
-No pickle, no multiprocessing. The shared mapping has two areas of N float32. A starting worker reads the anchor from `IN`. The worker
-writes snapshots to `OUT`; the daemon makes shifts of them there. unit_rooms.py decides where other values lie. An area takes memory
-only between its write and its last use: then the daemon frees the pages if the system can.
+No pickle, no multiprocessing. The shared mapping has three areas of N float32. A starting worker reads the anchor from `IN`, and the
+daemon lays nothing else there, as a worker may start at any moment. The worker writes snapshots to `OUT`; the daemon makes shifts of
+them there. unit_rooms.py decides where other values lie. An area takes memory only between its write and its last use: then the
+daemon frees the pages if the system can.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ Op = Literal[
     "slow",
     "pause",
     "resume",
+    "profile",
     "stop",
 ]
 
@@ -51,6 +53,7 @@ class Area(IntEnum):
 
     IN = 0
     OUT = 1
+    ASIDE = 2
 
 
 class _Message(BaseModel):
@@ -81,15 +84,24 @@ class Scored(_Message):
     answers: tuple[tuple[int, ...], ...] = ()
 
 
+class ProfileOrder(_Message):
+    """Steps to record, the folder for the files, and the number of the request that asked for it."""
+
+    num_steps: Annotated[int, Field(ge=1, le=1000)]
+    folder: str
+    request: str
+
+
 class Command(_Message):
     """A command for the worker. It answers with a Reply of the same number at the next step boundary.
 
     number: position among the commands of a worker's life; set when it is sent. op: load (theta <- values), snapshot (OUT <-
     theta), shift (theta <- theta + values), evaluate (their loss), evaluate_prose, score (by them), pause, resume, slow (train at
-    1 / factor), stop. The first three concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for
-    all held here together. `kept` lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After
-    a snapshot no step is taken until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait.
-    `area` holds the values of a load or a shift, `areas` those of each unit to be evaluated; none if all lie in `IN`.
+    1 / factor), profile (record the next steps, as `profile` says), stop. The first three concern one unit, in its own part of the
+    areas. `expert` is the expert to evaluate, None for all held here together. `kept` lists parts [begin, stop) of the unit's theta
+    of which a shift keeps only the given share. After a snapshot no step is taken until the next shift or load, for `still_s` at
+    most. A shift that says `still_s` ends no such wait. `area` holds the values of a load or a shift, `areas` those of each unit to
+    be evaluated; none if all lie in `IN`.
     """
 
     kind: Literal["command"] = "command"
@@ -105,6 +117,7 @@ class Command(_Message):
     area: Area = Area.IN
     areas: tuple[Area, ...] = ()
     score: ScoreOrder | None = None
+    profile: ProfileOrder | None = None
 
     def numbered(self, number: int) -> Command:
         """A copy with its number, as it is sent to the worker."""
@@ -249,7 +262,7 @@ def parse_event(data: bytes) -> Event:
 
 
 class SharedVectors:
-    """Two float32 vectors of N in one mapping, each (N,) and writable, shared by both processes."""
+    """The areas: float32 vectors of N in one mapping, each (N,) and writable, shared by both processes."""
 
     def __init__(self, descriptor: int, num_elements: int) -> None:
         self._num_elements = num_elements

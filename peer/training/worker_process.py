@@ -14,9 +14,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from averaging.system.child_python import CHILD_FOLDER, child_environment, python_command
 from peer.machine.rocm import rocm_environment
+
+NICENESS: Final = 10
+"""Of a training process: the volunteer's own programs take priority."""
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 """The signals of a terminal, which reach all processes that were started in it."""

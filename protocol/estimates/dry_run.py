@@ -59,9 +59,19 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
                     yield from _source_settings(getattr(table, name), file)
                     continue
                 origin = file if name in table.model_fields_set else "default"
-                # the one key whose default follows from other sections
-                value = config.chunk_elements if name == "chunk_elements" else getattr(table, name)
-                yield Setting(f"{prefix}.{name}", origin, value)
+                yield Setting(f"{prefix}.{name}", origin, _told_value(config, table, name))
+
+
+def _told_value(config: RunConfig, table: object, name: str) -> object:
+    """The value of a key. Of those whose default follows from other keys, the number that follows."""
+    match name:
+        case "chunk_elements":
+            return config.chunk_elements
+        case "max_peers":
+            return config.run.most_peers
+        case _:
+            value: object = getattr(table, name)
+            return value
 
 
 def _source_settings(sources: Sequence[SourceSection], file: str) -> Iterable[Setting]:
@@ -90,6 +100,15 @@ def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:
         Estimate("whole run", f"{_both_ways(up_and_down, size.fast_rounds)}, in {whole(size.fast_rounds)} rounds;"),
         Estimate("", "more where rounds are due before their target tokens are reached"),
     )
+
+
+def turn_estimates(run: RunConfig) -> tuple[Estimate, ...]:
+    """How many peers the run takes and a round takes of them; nothing where every peer is in every round."""
+    peers, members = run.run.most_peers, run.run.max_members
+    if peers == members:
+        return ()
+    told = f"up to {whole(peers)} at a time, and {members} in one round of one unit; those that waited longest go first"
+    return (Estimate("peers", told),)
 
 
 def disk_estimates(run: RunConfig, data: str) -> tuple[Estimate, ...]:

@@ -21,13 +21,14 @@ from protocol.kinds.outer_table import OUTER_STEPS
 from protocol.memory_costs import HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
 from protocol.run.traffic import update_bytes
-from protocol.tensors.adapter_schema import base_bytes
+from protocol.tensors.adapter_schema import BFLOAT16_BYTES, base_bytes
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 
 if TYPE_CHECKING:
     from protocol.run.manifest import RunConfig
 
+FLOAT32_BYTES: Final = 4
 SECONDS_PER_DAY: Final = 86_400
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
@@ -94,10 +95,18 @@ def run_size(config: RunConfig) -> RunSize:
             has_feedback=section.feedback > 0,
             has_momentum=has_momentum,
             has_fragments=config.num_fragments > 0,
+            has_tasks=bool(config.evaluate),
         )
         + (base_bytes(config.model, config.adapter.config) if config.adapter is not None else 0),
         host_bytes=host_memory_bytes(num_parameters, _kept_parameters(config), has_momentum=has_momentum),
     )
+
+
+def weights_bytes(config: RunConfig) -> int:
+    """Bytes of a peer's data that are weights: of a frozen base, or of what it holds of the model that the run begins with."""
+    if config.adapter is not None:
+        return BFLOAT16_BYTES * config.base_elements
+    return FLOAT32_BYTES * config.held_elements if config.run.start_from else 0
 
 
 def checkpoint_fetch_bytes(config: RunConfig) -> int:

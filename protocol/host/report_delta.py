@@ -22,7 +22,7 @@ _MOVING: Final = (
     "bytes_down",
     "unit_bytes",
     "could_tokens_per_s",
-    "source_tokens",
+    "counts",
 )
 _BROUGHT: Final = ("heldout", "certificates", "double_votes")
 _NAMES: Final = ("chosen",)

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from protocol.grids import MOST_G_PER_KWH
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.host.host_statements import (
+    MAX_MILESTONES,
+    NO_REVOCATION_NEWS,
+    NO_STATEMENTS,
+    HostStatements,
+    RevocationNews,
+)
+from protocol.host.report_pace import MAX_AGAIN_S
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
-from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
+from protocol.identity.revocation import MAX_REVOCATIONS
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
-from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, values_by_name
+from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
 from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
@@ -36,16 +45,15 @@ MAX_DOUBLE_VOTES: Final = 8
 
 MAX_ACK_BYTES: Final = 1024
 
+MAX_JOULES: Final = 1e15
+"""Of one process: a machine of a hundred kilowatts for three hundred years."""
+
 HELPING: Final = "helping"
 """The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
-
-MAX_MILESTONES: Final = 4
-"""Milestones that one report brings to a host with an old copy of its ledger."""
 
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
 _MAX_UNITS: Final = 1024
-_MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
 
 
@@ -123,48 +131,45 @@ class AckPair:
 
 
 @dataclass(frozen=True, slots=True)
-class HostStatements:
-    """Statements that the host signed: those that a peer has, by fingerprint, and those that it brings because the host lacks them.
-
-    Attributes:
-        start_record: the host's envelope, sent while the coordinator reports that the run has not started, if the peer has it.
-        known_revocations: fingerprints of the host's revocations that this peer has.
-        revocations: signed entries that the coordinator asked for.
-        known_milestones: fingerprints of the newest milestones that this peer has.
-        milestones: in the host's envelopes, where its head is before them: it was restored from an old copy.
+class EnergySpent:
+    """The counts of a peer's meters since its process started: `joules` of its cards and processor, by all programs, and the tokens
+    that it trained meanwhile. `g_per_kwh`: grams of CO2 a kilowatt-hour, its owner's or else the
+    run's.
     """
 
-    start_record: bytes = b""
-    known_revocations: bytes = b""
-    revocations: tuple[bytes, ...] = ()
-    known_milestones: bytes = b""
-    milestones: tuple[bytes, ...] = ()
+    joules: float
+    tokens: int = 0
+    g_per_kwh: float | None = None
 
     def __post_init__(self) -> None:
-        for known in (self.known_revocations, self.known_milestones):
-            check_fingerprints(known)
-        found = len(self.start_record)
-        require(found <= _MAX_START_BYTES, f"{found} bytes of start", f"at most {_MAX_START_BYTES}")
         require(
-            len(self.milestones) <= MAX_MILESTONES, f"{len(self.milestones)} milestones", f"at most {MAX_MILESTONES}"
+            math.isfinite(self.joules) and 0 <= self.joules <= MAX_JOULES, f"{self.joules} J", f"0 to {MAX_JOULES:g}"
         )
-
-    @property
-    def known(self) -> HostStatements:
-        """Without what is brought."""
-        return HostStatements(known_revocations=self.known_revocations, known_milestones=self.known_milestones)
-
-    @property
-    def brought(self) -> HostStatements:
-        """Without the fingerprints."""
-        return replace(self, known_revocations=b"", known_milestones=b"")
-
-    def beside(self, known: HostStatements) -> HostStatements:
-        """The statements that are brought here, with the fingerprints of another report."""
-        return replace(self, known_revocations=known.known_revocations, known_milestones=known.known_milestones)
+        require(0 <= self.tokens <= _MAX_COUNT, f"{self.tokens} tokens", "0 to 2^60")
+        grams = self.g_per_kwh or 0.0
+        is_fine = math.isfinite(grams) and 0 <= grams <= MOST_G_PER_KWH
+        require(is_fine, f"{grams} g of CO2 a kWh", f"0 to {MOST_G_PER_KWH:g}")
 
 
-NO_STATEMENTS: Final = HostStatements()
+@dataclass(frozen=True, slots=True)
+class OwnCounts:
+    """A peer's own counts of its work, which nobody checks.
+
+    Attributes:
+        source_tokens: of a mixture, tokens of each source that it trained on since its process started; empty without one.
+        energy: None without a meter.
+    """
+
+    source_tokens: tuple[int, ...] = ()
+    energy: EnergySpent | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.source_tokens) <= MAX_SOURCES, f"{len(self.source_tokens)} sources", f"at most {MAX_SOURCES}")
+        for count in self.source_tokens:
+            require(0 <= count <= _MAX_COUNT, f"{count} tokens of a source", "0 to 2^60")
+
+
+NO_COUNTS: Final = OwnCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ class PeerReport:
         lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
         could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
         double_votes: proofs that voters contradicted themselves, which this peer found or was shown.
-        source_tokens: of a mixture, tokens of each source that it trained on since its process started; empty without one.
+        counts: of its own since its process started.
         chosen: name and team, for display only. A received one that cannot be shown is empty.
     """
 
@@ -227,7 +232,7 @@ class PeerReport:
     could_tokens_per_s: float = 0.0
     double_votes: tuple[AckPair, ...] = ()
     chosen: ChosenName = NONE_CHOSEN
-    source_tokens: tuple[int, ...] = ()
+    counts: OwnCounts = NO_COUNTS
 
     def __post_init__(self) -> None:
         _require_report_digest(self.like)
@@ -247,9 +252,6 @@ class PeerReport:
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
-        sizes["sources"] = len(self.source_tokens), MAX_SOURCES
-        for count in self.source_tokens:
-            require(0 <= count <= _MAX_COUNT, f"{count} tokens of a source", "0 to 2^60")
         sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
         for what, (found, most) in sizes.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
@@ -280,6 +282,11 @@ class PeerReport:
         return self.signed.milestones
 
     @property
+    def source_tokens(self) -> tuple[int, ...]:
+        """Of a mixture, tokens of each source that it trained on; empty without one."""
+        return self.counts.source_tokens
+
+    @property
     def nickname(self) -> str:
         """The name that the volunteer chose; empty for none."""
         return self.chosen.nickname
@@ -291,16 +298,28 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StartNews:
+    """Why the run has not started, and the host's signed start record once it has (domain START_DOMAIN)."""
+
+    reason: str = ""
+    start_record: bytes = b""
+
+
+NO_START_NEWS: Final = StartNews()
+
+
+@dataclass(frozen=True, slots=True)
 class ReportReply:
     """The coordinator's head, and the index of the first certificate that it wants next.
 
     Attributes:
         is_final_checkpoint_written: the run is finished and the host has stored its last state: peers may leave.
-        revocations: signed entries that the peer lacks, for it to verify.
-        asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
+        bans: revocations that the peer or the coordinator lacks.
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
         live_others: other peers that have reported lately and taken up the run.
+        again_in_s: seconds until the peer reports again unless it has something urgent; 0 from an older coordinator.
+        start: for a peer that waits for the start.
         milestones: newer ones than the peer has, of the units that it reports, in the host's envelopes.
     """
 
@@ -309,16 +328,33 @@ class ReportReply:
     index: int
     want_from_index: int
     is_final_checkpoint_written: bool = False
-    revocations: tuple[bytes, ...] = ()
-    asks_revocations: bool = False
-    known_revocations: bytes = b""
+    bans: RevocationNews = NO_REVOCATION_NEWS
     like: bytes = b""
     live_others: int = 0
+    again_in_s: float = 0.0
+    start: StartNews = NO_START_NEWS
     milestones: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
+        require(
+            0.0 <= self.again_in_s <= MAX_AGAIN_S, f"a next report in {self.again_in_s} s", f"0 to {MAX_AGAIN_S:g} s"
+        )
+
+    @property
+    def revocations(self) -> tuple[bytes, ...]:
+        """As in `bans`; so are the next two."""
+        return self.bans.revocations
+
+    @property
+    def asks_revocations(self) -> bool:
+        """Whether the coordinator lacks some."""
+        return self.bans.asks_revocations
+
+    @property
+    def known_revocations(self) -> bytes:
+        """Fingerprints."""
+        return self.bans.known_revocations
 
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -331,6 +367,8 @@ def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
 def encode_report(report: PeerReport) -> bytes:
     """The payload of a report envelope."""
     body = pb.ReportBody(**values_by_name(report, pb.ReportBody))
+    if (energy := report.counts.energy) is not None:
+        body.energy.CopyFrom(pb.EnergyBody(**values_by_name(energy, pb.EnergyBody)))
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
     for moved in report.unit_bytes:
@@ -375,12 +413,17 @@ def decode_report(data: bytes) -> PeerReport:
         ),
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
-        "source_tokens": tuple(body.source_tokens[: MAX_SOURCES + 1]),
+        "counts": _decode_counts(tuple(values.pop("source_tokens"))[: MAX_SOURCES + 1], body),
         "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
         "chosen": ChosenName(received_name(values.pop("nickname")), received_name(values.pop("team"))),
         "double_votes": tuple(AckPair(p.one, p.other) for p in body.double_votes[: MAX_DOUBLE_VOTES + 1]),
     }
     return PeerReport(**values)
+
+
+def _decode_counts(source_tokens: tuple[int, ...], body: pb.ReportBody) -> OwnCounts:
+    energy = EnergySpent(**fields_by_name(body.energy)) if body.HasField("energy") else None
+    return OwnCounts(source_tokens, energy)
 
 
 def _decode_standing(body: pb.UnitBody) -> UnitStanding:
@@ -389,7 +432,10 @@ def _decode_standing(body: pb.UnitBody) -> UnitStanding:
 
 def encode_report_reply(reply: ReportReply) -> bytes:
     """The bytes of the answer to a report."""
-    return pb.ReportReply(**values_by_name(reply, pb.ReportReply)).SerializeToString(deterministic=True)
+    body = pb.ReportReply(**values_by_name(reply, pb.ReportReply))
+    if reply.start != NO_START_NEWS:
+        body.start.CopyFrom(pb.StartNews(reason=reply.start.reason, start_record=reply.start.start_record))
+    return body.SerializeToString(deterministic=True)
 
 
 def decode_report_reply(data: bytes) -> ReportReply:
@@ -397,5 +443,9 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
     require_hash_or_none("head", body.head)
     require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    require(len(body.milestones) <= _MAX_UNITS, f"{len(body.milestones)} milestones", f"at most {_MAX_UNITS}")
-    return ReportReply(**fields_by_name(body))
+    milestones = len(body.milestones)
+    require(milestones <= _MAX_UNITS, f"{milestones} milestones", f"at most {_MAX_UNITS}")
+    start, values = StartNews(shown(body.start.reason), body.start.start_record), fields_by_name(body)
+    names = ("revocations", "asks_revocations", "known_revocations")
+    bans = RevocationNews(*(values.pop(name) for name in names))
+    return ReportReply(**values, bans=bans, start=start)

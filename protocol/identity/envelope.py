@@ -199,10 +199,11 @@ class ReplayGuard:
     """Remembers which sequence numbers came from each sender, in a sliding window below the highest (RFC 4303, section 3.4.3).
 
     Messages of one sender may arrive out of order, so a number below the highest is no replay by itself. Memory is bounded: the
-    latest MAX_GUARDED_SENDERS senders, and REPLAY_WINDOW numbers each; older numbers count as replays.
+    latest `most_senders`, and REPLAY_WINDOW numbers each; older numbers count as replays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_senders: int = MAX_GUARDED_SENDERS) -> None:
+        self._most_senders = most_senders
         self._seen: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def newest_session(self, sender: PeerId) -> int:
@@ -223,6 +224,6 @@ class ReplayGuard:
             window |= 1 << -ahead
         self._seen[envelope.sender] = (highest, window)
         self._seen.move_to_end(envelope.sender)
-        while len(self._seen) > MAX_GUARDED_SENDERS:
+        while len(self._seen) > self._most_senders:
             self._seen.popitem(last=False)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -228,6 +229,7 @@ _SECOND: Final = [
 ]
 
 
+@lru_cache(maxsize=16_384)
 def peer_name(peer_id: PeerId) -> str:
     """Two words, the same on every machine: "brisk-lentil"."""
     digest = sha256(b"potluck name" + peer_id.encode()).digest()

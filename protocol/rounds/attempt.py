@@ -40,6 +40,7 @@ from protocol.rounds.participants import (
     MAX_BACKOFF_EXPONENT,
     brought_before,
     expected_tokens,
+    handing_on,
     others_here,
     proposed_within_s,
     reduce_within_s,
@@ -58,7 +59,7 @@ from protocol.rounds.queries import (
     ready_tokens,
     until_first_unit,
 )
-from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
 from protocol.rounds.schedule.proposal import make_record, mend_slices, plan_slices
 from protocol.rounds.schedule.target import MeasuredRound
 from protocol.rounds.state import Leading, RoundState, RoundStep
@@ -83,8 +84,8 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
     if not led.lone_voters and not quorum_in_reach(state, led.ballot, now_s):
         return stood_back(state, now_s, "too few members of the last round answer; training goes on")
-    peers = {config.me.peer, *(view.peer for view in others)}
-    if not led.lone_voters and not may_hand_on(state, led.ballot, peers, now_s):
+    peers = frozenset([config.me.peer, *(view.peer for view in others)])
+    if not led.lone_voters and not may_hand_on(state, led.ballot, handing_on(state, peers, now_s), now_s):
         return stood_back(state, now_s, f"{len(peers)} peers are caught up, too few members of the last round")
     here = {config.me.peer: config.me}
     here.update({view.peer: view.member for view in others if view.member is not None})
@@ -170,9 +171,12 @@ def _settle(
         until_first += ready_tokens(state, now_s) - offered
     whole = _next_target(state, offered, len(alive), now_s)
     target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
-    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
+    turns = turns_of_base(config.outer, state.tree.behind(state.link.commit))
+    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link, turns)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
-    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(state.link, record)
+    problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(
+        state.link, record, {member.peer for member in proposal.members}
+    )
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))

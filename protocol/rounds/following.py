@@ -32,6 +32,7 @@ from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.participants import doubting
 from protocol.rounds.queries import base_opener, is_gone, is_suspected, lone_refused, may_hold, own_heartbeat
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.state import Ahead, OpenRound, RoundState, RoundStep, Switching
 from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
 
@@ -196,8 +197,7 @@ def _is_lone_beside(state: RoundState, commit: CommitId, now_s: float) -> bool:
 
 def _are_with_spine(spine: SpineView, nodes: Sequence[TreeNode]) -> bool:
     """Whether these commits of another unit were made with the spine that we follow."""
-    records = (node.link.record for node in nodes)
-    return all(record is not None and spine.standing(record.spine) is Standing.FOLLOWED for record in records)
+    return all(spine.standing(node.link.spine) is Standing.FOLLOWED for node in nodes)
 
 
 def consider(state: RoundState, source: PeerId | None, now_s: float) -> RoundStep:
@@ -268,10 +268,10 @@ def _commit_next(
 
 
 def _holders(state: RoundState, link: ChainLink, source: PeerId | None) -> tuple[PeerId, ...]:
-    first = () if source is None else (source,)
-    others = [peer for peer in sorted(state.peers) if not is_gone(state, peer)]
-    me = state.config.me.peer
-    return tuple(peer for peer in dict.fromkeys((*first, *link.roster, *others)) if peer != me)
+    """The peers to ask for the bytes of a commit: the one that told us of it, its voters, then all others."""
+    first, me = () if source is None else (source,), state.config.me.peer
+    voters, others = asking_order(me, link.roster), asking_order(me, (p for p in state.peers if not is_gone(state, p)))
+    return tuple(peer for peer in dict.fromkeys((*first, *voters, *others)) if peer != me)
 
 
 def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) -> RoundStep:
@@ -286,7 +286,7 @@ def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) 
     link = path[-1].link
     state = replace(state, switching=Switching(fork, target))
     what = f"we are {len(path)} commits behind" if fork == state.link.commit else "another lineage is preferred to ours"
-    reason = f"{what}: fetching {short(target)} with {link.total_tokens} tokens"
+    reason = f"{what}: fetching {short(target)} with {link.total_tokens:,} tokens"
     return RoundStep(state, (PrepareSwitch(fork, path, _holders(state, link, source), reason),), reason)
 
 
@@ -371,7 +371,7 @@ def switched(state: RoundState, event: Switched, now_s: float) -> RoundStep:
         _at(state, event.link, event.open_round, now_s), state_commit=event.link.commit, state_root=event.state_root
     )
     considered = consider(state, None, now_s)
-    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens} tokens"
+    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens:,} tokens"
     return RoundStep(considered.state, considered.actions, considered.reason or lineage)
 
 
@@ -392,7 +392,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
     )
     counted = len(record.contributors) if record is not None else 0
     alone = " without a quorum" if event.link.is_lone else ""
-    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens} tokens in all"
+    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens:,} tokens in all"
     actions: list[Action] = [EndExchange(old.commit, "committed")]
     if to_notify:
         actions.append(Send(to_notify, Committed(state.config.unit, event.certificate), reason))

@@ -27,7 +27,15 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import LogPromise, Send
-from protocol.rounds.participants import attempt_s, is_doubted, known_at_base, most_left_s, waiting_for, who_is_late
+from protocol.rounds.participants import (
+    attempt_s,
+    is_doubted,
+    known_at_base,
+    lone_party,
+    most_left_s,
+    waiting_for,
+    who_is_late,
+)
 from protocol.rounds.queries import (
     base_opener,
     caught_up,
@@ -105,7 +113,7 @@ def _until_due(state: RoundState) -> str:
     if state.run_tokens >= state.config.total_tokens:
         return f"the run is over: all {state.config.total_tokens:,} tokens are committed"
     return (
-        f"training: round {state.link.index + 1} is opened at {due_at_tokens(state)} ready tokens, "
+        f"training: round {state.link.index + 1} is opened at {due_at_tokens(state):,} ready tokens, "
         f"or {due_within_s(state):g} s after the last one"
     )
 
@@ -230,7 +238,7 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> RoundStep:
         if not may_be_lone(state, now_s):
             reason = "too few members of the last round answer; training goes on"
             return RoundStep(state, (), reason, waiting=reason)
-        lone_voters = tuple(sorted([*(view.peer for view in caught_up(state, now_s)), config.me.peer]))
+        lone_voters = lone_party(state, now_s)
     led = Leading(
         ballot,
         "asking",

@@ -81,18 +81,22 @@ def next_tick_s(state: RoundState) -> float:
 
 
 def awake(state: RoundState, now_s: float) -> RoundState:
-    """Notice that a tick is overdue: our process slept. Messages that waited are handled before that tick. They must not be judged as
-    if all others had been silent.
+    """Notice that a tick is overdue: our process slept, or is slow. Messages that waited are handled before that tick, and must not be
+    judged as if all others had been silent.
     """
     lag_s = now_s - state.pulse.tick_due_s
-    if not state.pulse.ticked_at_s or lag_s <= state.config.suspect_after_s:
+    if not state.pulse.ticked_at_s or lag_s <= 0.0:
         return state
-    return _next_tick_after(_slept(state, lag_s, now_s), now_s)
+    if lag_s > state.config.suspect_after_s:
+        state = _next_tick_after(_late(state, lag_s, now_s), now_s)
+    return replace(state, pulse=replace(state.pulse, stepped_at_s=now_s))
 
 
-def _slept(state: RoundState, lag_s: float, now_s: float) -> RoundState:
+def _late(state: RoundState, lag_s: float, now_s: float) -> RoundState:
+    """Nobody was silent while our tick was late. If no step was taken for long either, our process slept."""
     state = _forgive(state, lag_s, now_s) if lag_s > LEAST_LAG_S else state
-    woke_at_s = now_s if lag_s >= GONE_PATIENCE_S else state.pulse.woke_at_s
+    asleep_s = min(lag_s, now_s - state.pulse.stepped_at_s)
+    woke_at_s = now_s if asleep_s >= GONE_PATIENCE_S else state.pulse.woke_at_s
     return replace(state, pulse=replace(state.pulse, ticked_at_s=now_s, woke_at_s=woke_at_s))
 
 
@@ -102,7 +106,7 @@ def _next_tick_after(state: RoundState, now_s: float) -> RoundState:
 
 def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
-    state = _slept(
+    state = _late(
         state, min(event.lag_s, now_s - state.pulse.ticked_at_s), now_s
     )  # the rest was noticed without a tick
     if event.bringing:

@@ -467,7 +467,7 @@ def _contribution_settled(state: RoundState, event: ContributionReady | Contribu
     if isinstance(event, ContributionReady):
         contribution = Contribution(event.root, event.tokens)
         opened = replace(opened, contribution=contribution, snapshot_at_s=now_s - event.taken_ago_s)
-        reason = f"contributing {event.tokens} tokens"
+        reason = f"contributing {event.tokens:,} tokens"
     else:
         reason = "no delta to offer: the trainer is away; reducing only"
     orders = (BeginExchange(opened.proposal, reason),) if opened.proposal is not None else ()

@@ -2,7 +2,7 @@
 peers whose contribution still counts, and voters that stay voters (R3, R5, R7 and R16). How long slices wait for members, and others
 for a leader (R11).
 
-Rules: R3, R5, R7, R11, R16 (protocol/rounds/RULES.md).
+Rules: R3, R5, R7, R11, R16, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId
-from protocol.rounds.lineage.quorum import electorate
+from protocol.rounds.lineage.turns import by_turn, last_counted
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
 from protocol.rounds.messages.record import CommitRecord, OmissionCode
 from protocol.rounds.messages.wire import decode_record
@@ -73,9 +73,11 @@ def who_is_late(state: RoundState, now_s: float) -> PeerId | None:
     """A live peer, close behind, that has not yet reported that it applied the last commit; None if there is none.
 
     If rounds follow each other closely, opening without it would leave the roster to the fastest. A peer alone in the roster would
-    run ahead of all others for ever. Waiting costs nothing: training goes on.
+    run ahead of all others for ever. Waiting costs nothing: training goes on. If peers take turns a late one keeps its own, so a
+    round that is full without it waits for voters alone.
     """
     waited_s = now_s - state.committed_at_s
+    is_full = len(caught_up(state, now_s)) >= state.config.max_members - 1
     patience_s = idle_patience_s(state)
     for view in state.peers.values():
         head = view.head
@@ -84,7 +86,7 @@ def who_is_late(state: RoundState, now_s: float) -> PeerId | None:
         is_voter = view.peer in state.link.roster and waited_s < state.config.suspect_after_s
         is_close = 0 < state.link.index - head.index <= CLOSE_BEHIND and head.can_contribute
         is_behind = is_close and state.tree.path(head.head, state.link.commit) is not None
-        if is_voter or (is_behind and waited_s < _follower_patience_s(state, view)):
+        if is_voter or (not is_full and is_behind and waited_s < _follower_patience_s(state, view)):
             return view.peer
     return None
 
@@ -128,7 +130,7 @@ def others_here(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView
     )
     if led.lone_voters:  # every member must ack, and only these promised
         others = tuple(view for view in others if view.peer in led.lone_voters)
-    return _cohort(state, led, others)
+    return _cohort(state, others)
 
 
 def known_at_base(state: RoundState, peers: Iterable[PeerId]) -> RoundState:
@@ -287,18 +289,33 @@ def _is_at_hand(state: RoundState, peer: PeerId, now_s: float) -> bool:
     return is_alive(state, peer, now_s, idle_patience_s(state))
 
 
-def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:
-    """At most as many peers as a round may have, those with most ready tokens first, so that nobody waits for ever. Before them
-    come as many of the base roster as must pass its vote on (`may_hand_on`).
-    """
+def _cohort(state: RoundState, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:
+    """At most as many peers as a round takes, those first that wait longest, by the commits that count them (R7)."""
     room = state.config.max_members - 1
     if len(others) <= room:
         return others
-    longest_first = sorted(others, key=lambda view: (-ready_at(view), view.peer))
-    roster = set(electorate(state.link.roster, led.ballot, state.open.departures))
-    voters = [view for view in longest_first if view.peer in roster][: len(roster) // 2 + 1]
-    chosen = list(dict.fromkeys(view.peer for view in (*voters, *longest_first)))[:room]
+    ready = {view.peer: ready_at(view) for view in others}
+    counted = last_counted(state.tree.behind(state.link.commit))
+    chosen = frozenset(by_turn(ready, counted, state.link.index, room)[:room])
     return tuple(view for view in others if view.peer in chosen)
+
+
+def handing_on(state: RoundState, members: frozenset[PeerId], now_s: float) -> frozenset[PeerId]:
+    """The peers to which a record of these members may give the votes of the next round. If a round takes no more members, voters
+    that are at hand and have no turn are among them: most of them vote on.
+    """
+    if len(members) < state.config.max_members:
+        return members
+    return members.union(peer for peer in state.link.roster if _is_at_hand(state, peer, now_s))
+
+
+def lone_party(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """Everybody at hand for a lone attempt: all must agree, promise and ack (R18). Voters come first if a round does not take them
+    all.
+    """
+    here = [view.peer for view in caught_up(state, now_s)]
+    voters_first = sorted(here, key=lambda peer: peer not in state.link.roster)[: state.config.max_members - 1]
+    return tuple(sorted([*voters_first, state.config.me.peer]))
 
 
 # --- how long they are waited for (R11) -----------------------------------------------------------------------------------------

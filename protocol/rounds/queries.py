@@ -433,9 +433,19 @@ def _are_most_voters_here(state: RoundState, lone: ChainLink, now_s: float) -> b
     woke_at_s = state.pulse.woke_at_s
     if woke_at_s is not None and now_s - woke_at_s < GONE_PATIENCE_S:
         here = [peer for peer in voters if peer not in lone.roster]
-    heads = {peer: view.head.head for peer in here if (view := state.peers.get(peer)) and view.head is not None}
-    without = [peer for peer in here if peer not in heads or state.tree.path(lone.commit, heads[peer]) is None]
+    without = [peer for peer in here if _is_without(state, peer, lone)]
     return 2 * len(without) > len(state.link.roster)
+
+
+def _is_without(state: RoundState, peer: PeerId, lone: ChainLink) -> bool:
+    """Whether a voter does not stand on a lone commit. One that signed it does, also where its head is not known here: of a lineage
+    that is not followed, fewer commits may be kept than lead to that head.
+    """
+    view = state.peers.get(peer)
+    head = view.head.head if view is not None and view.head is not None else None
+    if head is None or head not in state.tree.nodes:
+        return peer == state.config.me.peer or peer not in lone.roster
+    return state.tree.path(lone.commit, head) is None
 
 
 def own_head(state: RoundState) -> UnitHead:

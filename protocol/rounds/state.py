@@ -386,6 +386,7 @@ class Pulse:
         heartbeat_at_s, num_heartbeats: when it last sent a heartbeat, and how often it did.
         ticked_at_s: when the last tick came, or a sleep was noticed without one; 0 before the first.
         tick_due_s: when the tick after it is due at the latest: a step may ask for an earlier one.
+        stepped_at_s: when it last took a step while a tick was overdue: a process that handles messages is slow and does not sleep.
         woke_at_s: when it went on after a sleep in which others may have gone on alone; None if it never slept so long.
     """
 
@@ -393,6 +394,7 @@ class Pulse:
     num_heartbeats: int = 0
     ticked_at_s: float = field(default=0.0, compare=False)
     tick_due_s: float = field(default=0.0, compare=False)
+    stepped_at_s: float = field(default=0.0, compare=False)
     woke_at_s: float | None = None
 
 

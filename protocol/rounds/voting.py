@@ -21,6 +21,7 @@ from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLog
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
     Ack,
@@ -50,7 +51,7 @@ from protocol.rounds.queries import (
     may_hand_on,
     own_heartbeat,
 )
-from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.schedule.outer_rule import allowed_outer
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
 
@@ -139,7 +140,8 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return "no vote on this base: this disk does not know what its peer voted before"
     config, codecs = state.config, both_codecs(record.codec, record.result_codec)
     expected_codecs = both_codecs(config.codec, config.result_codec)
-    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
+    lineage = state.tree.behind(state.link.commit)
+    outer = allowed_outer(record.outer, config.outer, config.momentum_from_tokens, lineage)
     if record.outer != outer or codecs != expected_codecs:
         found = f"refused a record with outer step {record.outer} and {codecs}"
         return f"{found}: not the run's, {outer} and {expected_codecs}"
@@ -178,7 +180,9 @@ def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: M
     """Why the record breaks a rule that everybody can check, now or years later."""
     config, record = state.config, link.record
     if record is None or record.rules < SIGNED:
-        return "it has no signatures of those whom it counts; its leader runs an older release"
+        return (
+            "it has no signatures of those whom it counts; its leader runs an older release and should update Potluck"
+        )
     problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), leaves)
     return problem or ("" if link.is_lone else promise_problem(state, settle))
 
@@ -195,11 +199,12 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
-    low = low_cap_problem(state.link, record)
-    if low:
+    if low := low_cap_problem(state.link, record, {*state.link.roster, *state.peers}):
         return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more
+    if out := left_out((entry.peer for entry in record.contributors), record.roster, leaves):
+        return f"it leaves {short(out[0])} out of the voters, which contributed, and has room for more"
     dropped = (peer for peer in state.link.roster if peer not in record.roster)
     alive = [peer for peer in dropped if takes_part(state, proposal, peer, leaves.get(peer), now_s)]
     return f"it drops {short(alive[0])} from the voters, which takes part and answers us" if alive else ""
@@ -210,12 +215,15 @@ def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal 
     counted = [entry.peer for entry in record.contributors]
     if state.config.me.peer in counted:
         return False
+    # where peers take turns most voters have none in this round, and vote on all the same
+    is_turn = record.rules >= TURNS and 2 * len(counted) > state.config.max_members
+    kept = record.roster if is_turn else ()
     if proposal is None:
         has_work = state.can_contribute and state.tokens_ready > 0
-        return has_work and not may_hand_on(state, record.ballot, counted, now_s)
+        return has_work and not may_hand_on(state, record.ballot, {*counted, *kept}, now_s)
     has_work = state.open.contribution is not None and state.open.contribution.tokens > 0
-    members = [member.peer for member in proposal.members]
-    are_few = len(counted) <= len(members) // 2 or not may_hand_on(state, record.ballot, members, now_s)
+    members = {member.peer for member in proposal.members}
+    are_few = len(counted) <= len(members) // 2 or not may_hand_on(state, record.ballot, members.union(kept), now_s)
     return has_work and are_few
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.run.section import Section, Shaped
-from protocol.run.source_section import MAX_SOURCES, RowFormat, SourceSection
+from protocol.run.source_section import MAX_SOURCES, RowFormat, SourceSection, SplitName
 
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
 """Keys of the data section that every manifest has."""
@@ -63,8 +63,8 @@ class DataSection(Section):
     configuration: Annotated[str, Field(max_length=256)] = ""
     """Configuration of a data set on the Hub, where it has several."""
 
-    split: Annotated[str, Shaped(r"\w[\w.-]*", "the name of a split, such as train"), Field(max_length=256)] = "train"
-    """Split of the data set that is read."""
+    split: SplitName = "train"
+    """Split of the data set that is read, or some of its rows: train[:1%], train[1000:2000]."""
 
     shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
     """Bytes of a shard. Smaller ones let a peer begin sooner; larger ones are fewer requests."""
@@ -125,7 +125,7 @@ class DataSection(Section):
                 raise ValueError(f"source {number}: {error}" if self.sources else str(error)) from error
         if self.sources and self._own_source() != _NO_SOURCE:
             raise ValueError("glob, dataset, format and other keys of a source stand in the sections [[data.source]]")
-        if self.chat_template and not any(part.format == "chat" for part in self.parts):
+        if self.chat_template and not self.has_chats:
             raise ValueError(f'chat_template = "{self.chat_template}" belongs to format = "chat"')
         if self.end_token and self.tokenizer in ("bytes", "bpe"):
             raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
@@ -137,6 +137,11 @@ class DataSection(Section):
         if not self.sources:
             return (self,)
         return tuple(self.model_copy(update=_keys_of(source)) for source in self.sources)
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether a source is chats, so that the run has a chat template."""
+        return any(part.format == "chat" for part in self.parts)
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ name = "first-light"
 seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
 min_members = 2                # the run starts when this many peers are ready; it goes on with fewer
+# max_peers = 500              # most peers at a time; a round takes 64 of them, and those that waited longest go first
 # start_from = "my-model"      # begin with the checkpoint in this folder: potluck init --from my-model
 # shards = "expert"            # a trunk that everybody holds, and experts under [experts] that each peer holds one of
 # shards = "pipeline"          # a model larger than any peer: stages under [pipeline] that each peer holds one of

@@ -55,6 +55,11 @@ class EvaluateSection(Section):
     answer_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] = 64
     """Most tokens of an answer to a prompt."""
 
+    chat: bool | None = None
+    """Whether a prompt is put to the model as a user's message, by the run's chat template. If not given, it is where the run has
+    chats.
+    """
+
     @model_validator(mode="after")
     def _check_keys(self) -> EvaluateSection:
         if QUESTION not in self.template:
@@ -63,6 +68,8 @@ class EvaluateSection(Section):
             raise ValueError('a template belongs to kind = "multiple_choice"')
         if self.kind != "prompts" and "answer_tokens" in self.model_fields_set:
             raise ValueError('answer_tokens belong to kind = "prompts"')
+        if self.kind != "prompts" and self.chat is not None:
+            raise ValueError('chat belongs to kind = "prompts"')
         return self
 
     @model_serializer(mode="wrap")
@@ -74,14 +81,16 @@ class EvaluateSection(Section):
         return index > 0 and (is_last or index % self.every_rounds == 0)
 
 
-def tasks_problem(tasks: Sequence[EvaluateSection], shards: str) -> str:
-    """Why a run cannot have these tasks; empty if it can."""
+def tasks_problem(tasks: Sequence[EvaluateSection], shards: str, *, has_chats: bool) -> str:
+    """Why a run cannot have these tasks; empty if it can. `has_chats`: a part of its data is chats, so that it has a template."""
     if not tasks:
         return ""
     if shards != "data":
         return (
             f'[[evaluate]] with run.shards = "{shards}": expected "data", where a peer holds a whole model to measure'
         )
+    if not has_chats and any(task.chat for task in tasks):
+        return '[[evaluate]] with chat = true in a run without chats: expected data.format = "chat", whose template it takes'
     if len(tasks) > MAX_TASKS:
         return f"{len(tasks)} tables [[evaluate]]: expected at most {MAX_TASKS}"
     names = [task.name for task in tasks]

@@ -13,9 +13,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.grids import known_grid
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, RunId, UnitName
@@ -86,7 +94,10 @@ class RunSection(Section):
     """Peers that must be ready before the run starts. It goes on with fewer."""
 
     max_members: Annotated[int, Field(ge=1, le=64)] = 64
-    """Most peers in a round. Others train and wait for a later round."""
+    """Most peers in one round of one unit. If more are here, they take turns: those that waited longest go first."""
+
+    max_peers: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Most peers that the run takes at a time, over all units; at least max_members. As many as max_members if not given."""
 
     start_from: Annotated[str, Field(max_length=4096)] = ""
     """Folder of a checkpoint in the Hugging Face layout, relative to run.toml, with the sizes of [model]. The run begins with values
@@ -97,6 +108,16 @@ class RunSection(Section):
     """The part of the model that a peer holds: "data", the whole model; "expert", a trunk and experts of [experts]; "pipeline", one
     stage of [pipeline].
     """
+
+    grid: Annotated[str, Field(max_length=16), AfterValidator(known_grid)] = ""
+    """Grid whose carbon counts for peers that name none: a country's two letters, "eu", "world", or grams of CO2 a kilowatt-hour. None
+    if not given.
+    """
+
+    @property
+    def most_peers(self) -> int:
+        """Most peers that the run takes at a time."""
+        return self.max_members if self.max_peers is None else self.max_peers
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -137,9 +158,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
             )
+        if self.run.most_peers < self.run.max_members:
+            raise ValueError(
+                f"run.max_peers {self.run.most_peers}: expected at least run.max_members {self.run.max_members}"
+            )
         if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
             raise ValueError(problem)
-        if problem := tasks_problem(self.evaluate, self.run.shards):
+        if problem := tasks_problem(self.evaluate, self.run.shards, has_chats=self.data.has_chats):
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)

@@ -177,6 +177,4 @@ def _not_in_lanes(numbers: RunNumbers) -> str:
         return f"round.{found} {shards}: expected rounds of one size; leave it out"
     if numbers.feedback:
         return f"round.error_feedback {numbers.feedback} {shards}: expected 0, for what a lane leaves out has no place of its own"
-    if numbers.start_from:
-        return f'run.start_from = "{numbers.start_from}" {shards}: expected values from the seed'
     return ""

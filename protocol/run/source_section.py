@@ -14,6 +14,16 @@ RowFormat = Literal["text", "chat", "completion"]
 MAX_SOURCES: Final = 32
 """Most sources of a mixture."""
 
+SplitName = Annotated[
+    str,
+    Shaped(
+        r"\w[\w.-]*(\[(-?\d{1,12}%?)?:(-?\d{1,12}%?)?\])?",
+        "the name of a split, such as train, or a part of one, such as train[:1%] or train[1000:2000]",
+    ),
+    Field(max_length=256),
+]
+"""A split of a data set, or some of its rows, in the words of Hugging Face."""
+
 _FIRST_KEYS: Final = frozenset(["kind", "weight"])
 
 
@@ -43,7 +53,7 @@ class SourceSection(Section):
     configuration: Annotated[str, Field(max_length=256)] = ""
     """As `configuration` of [data]."""
 
-    split: Annotated[str, Field(max_length=256)] = "train"
+    split: SplitName = "train"
     """As `split` of [data]."""
 
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"

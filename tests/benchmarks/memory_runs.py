@@ -38,7 +38,11 @@ CONTEXT_TOKENS: Final = 64
 BATCH_TOKENS: Final = 2 * CONTEXT_TOKENS
 """Small on purpose: large batches would hide what is held for each value behind activations."""
 
-STEPS_A_ROUND: Final = 4
+STEPS_A_ROUND: Final = 24
+"""A round takes longer than the evaluation of the commit before it, as in any run of use. One that comes earlier costs memory for the
+values that are evaluated.
+"""
+
 STEPS_A_ROUND_OF_A_UNIT: Final = 8
 """In fragments the round of each is so many steps after the one before it, more than a commit may be late."""
 

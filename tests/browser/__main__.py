@@ -98,6 +98,11 @@ LONG: Final = (
 )
 """Cells of the peers' table with a sentence instead of a word."""
 
+EMPTY: Final = """Object.entries(charts).flatMap(([id, u]) =>
+  Array.from(u.root.querySelectorAll(".u-series")).filter(row => !row.querySelector(".u-value").innerText.trim())
+    .map(row => `${id}: ${row.innerText}`))"""
+"""Curves that have points and no value in the legend."""
+
 TRUE_SPEED: Final = 25_000.0
 
 
@@ -105,6 +110,7 @@ def read(page: Page, name: str) -> list[str]:
     """The labels, words and speeds of the page after an outage of the host, or of any other; what is wrong with them."""
     wrong = [f"{name}: labels without room in {chart}" for chart in page.evaluate(NARROW)]
     wrong += [f"{name}: a sentence in the peers' table: {text}" for text in page.evaluate(LONG)]
+    wrong += [f"{name}: no value in the legend of {curve}" for curve in page.evaluate(EMPTY)]
     if name.startswith("away"):
         speeds = page.evaluate("charts.speed.data[1]")
         if not speeds or max(abs(speed / TRUE_SPEED - 1) for speed in speeds) > 0.05:

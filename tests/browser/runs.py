@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_events import EventBook
-from coordinator.progress.run_view import PeerEntry, RunPicture, TimedRound, Yardsticks
+from coordinator.progress.run_view import RunPicture, TimedRound, Yardsticks
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.status.metrics import Counts, Moment
 from peer.status.status import LastRound, PeerStatus
@@ -71,7 +72,7 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS, tokens: 
         points.append(LossPoint("heldout", index, total, nats, peers[0]))
         for expert in range(NUM_EXPERTS):
             points.append(LossPoint(expert_kind(expert), index, total, nats - 0.3 + 0.2 * expert, peers[expert]))
-        if index % 5 == 0:
+        if index % 5 == 0 and index < num_rounds:  # the newest round has none of it yet
             points.append(LossPoint("prose", index, total, nats + 0.6, peers[0]))
         points.append(LossPoint("train", index, total, nats - 0.04 + chance.uniform(-0.05, 0.05), peers[1]))
     states = ("training", "training", "paused", "training")

@@ -19,7 +19,8 @@ from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.ledger.ledger_damage import COUNT_ROW
 from protocol.errors import ConfigError
 from protocol.host.calls import decode_admit_reply
-from protocol.host.reports import HeldoutResult, HostStatements, PeerReport
+from protocol.host.host_statements import HostStatements
+from protocol.host.reports import HeldoutResult, PeerReport
 from protocol.identity.identity_file import open_identity
 from protocol.identity.revocation import Revocation, seal_revocation
 from protocol.pb import coordinator_pb2 as pb

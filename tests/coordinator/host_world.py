@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from averaging.network.seams.interfaces import Clock
+from averaging.network.seams.interfaces import Clock, Offload
 from averaging.state.start_state import start_root
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.ledger.ledger import Ledger, open_ledger
@@ -53,9 +53,9 @@ keep_every = 4
 """
 
 
-def tiny_manifest(authority: CertificateAuthority) -> RunManifest:
+def tiny_manifest(authority: CertificateAuthority, toml: str = RUN_TOML) -> RunManifest:
     return RunManifest(
-        config=parse_run_config(RUN_TOML),
+        config=parse_run_config(toml),
         dataset_id="ab" * 32,
         dataset_tokens=1000,
         heldout_tokens=50,
@@ -78,6 +78,7 @@ class HostWorld:
     manifest: RunManifest
     tracker: RunTracker
     service: CoordinatorService
+    start_units: tuple[StartUnit, ...]
     sequence: int = 0
     offload: InlineOffload = field(default_factory=InlineOffload)
 
@@ -116,18 +117,20 @@ class HostWorld:
 
 
 @contextmanager
-def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
-    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart."""
+def open_host(
+    folder: Path, clock: Clock | None = None, *, toml: str = RUN_TOML, offload: Offload | None = None
+) -> Iterator[HostWorld]:
+    """The coordinator of a tiny run, its ledger in `folder`; open it again for a restart."""
     clock = clock or VirtualClock()
     authority_file = folder / "ca.der"
     if not authority_file.exists():
         authority_file.write_bytes(CA.certificate_der)
     authority = load_ca(CA_KEY, authority_file.read_bytes())
-    manifest = tiny_manifest(authority)
+    manifest = tiny_manifest(authority, toml)
     schema = manifest.unit_schemas()[UNIT]
     grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
     units = (StartUnit(UNIT, schema.fingerprint(), start_root(schema, grid, manifest.config.run.seed)),)
-    offload = InlineOffload()
+    offload = offload or InlineOffload()
     with open_ledger(folder / "ledger.sqlite3") as ledger:
         writer = LedgerWriter(ledger, offload)
         run = TrackedRun(manifest, manifest.run_id, units, HOST, VERIFIER, folder / "checkpoints")
@@ -136,7 +139,7 @@ def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
             run_id=manifest.run_id,
             signed_manifest=sign_manifest(manifest, HOST),
             dataset=b"{}",
-            max_members=manifest.config.run.max_members,
+            max_peers=manifest.config.run.most_peers,
             credential_days=manifest.config.admission.credential_days,
             authority=authority,
             verifier=VERIFIER,
@@ -144,4 +147,4 @@ def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
             bootstrap=lambda: ("/ip4/127.0.0.1/tcp/1/p2p/x",),
         )
         service = CoordinatorService(hosted, tracker, writer, clock)
-        yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service)
+        yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service, units)

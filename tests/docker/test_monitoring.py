@@ -57,6 +57,14 @@ def test_volunteers_are_on_the_board_of_the_run_by_name() -> None:
         assert series[f"potluck_run_peer_{name}"]["legendFormat"] == "{{name}} {{peer}}"
 
 
+def test_every_metric_of_a_task_but_the_round_is_on_the_board_of_the_run_by_task() -> None:
+    targets = [target for panel in boards()["run.json"]["panels"] for target in panel["targets"]]
+    shown = {name: target["legendFormat"] for target in targets for name in names_in(target["expr"])}
+    of_tasks = {name for name in exported() if name.startswith("potluck_run_task_")} - {"potluck_run_task_round_index"}
+    assert len(of_tasks) == 3
+    assert all(shown[name].startswith("{{task}}") for name in of_tasks)
+
+
 def test_every_metric_of_an_alert_is_exported() -> None:
     asked = {(rule["alert"], name) for rule in alerts() for name in names_in(rule["expr"])}
     assert len(asked) > 10

@@ -8,6 +8,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from averaging.data.shards import ShardCache
 from averaging.models.llama.config import LlamaConfig
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import verify_checkpoint
@@ -58,7 +59,9 @@ def test_two_peers_train_an_adapter_over_a_base_to_the_end_of_the_run(tmp_path: 
     assert (manifest.unit, manifest.state_root) == ("adapter", last[0]["state_root"])
     assert manifest.adapter is not None
     assert all(
-        (tmp_path / name / "data" / file.sha256).exists() for name in ("a", "b") for file in manifest.adapter.base
+        ShardCache(tmp_path / name / "data").path(file.sha256).exists()
+        for name in ("a", "b")
+        for file in manifest.adapter.base
     )
 
     def potluck(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,30 +8,33 @@ from pathlib import Path
 
 import pytest
 
+from averaging.data.shards import DatasetManifest
+from averaging.models.llama.config import LlamaConfig
+from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import verify_checkpoint
+from tests.coordinator.checkpoints.loaded import load_checkpoint
+from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, running_potluck
 from tests.forked import Forked
 
 NAMES = ("a", "b", "c")
 ROUNDS = 3
+MODEL = {"dim": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 32, "context_tokens": 32}
 RUN_TOML = f"""
 [run]
 name = "lanes"
 total_tokens = {ROUNDS * 512}
 min_members = {len(NAMES)}
 shards = "pipeline"
+start_from = "weights"
 [model]
-dim = 16
-num_layers = 2
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
+{"".join(f"{key} = {value}" + chr(10) for key, value in MODEL.items())}
 is_tied = false
 [data]
 source = "text"
 glob = "*.md"
 heldout_every = 2
+shard_bytes = 4096
 [inner]
 learning_rate = 0.01
 batch_tokens = 256
@@ -51,6 +54,8 @@ inner_steps = 2
 @pytest.mark.timeout(240)
 def test_a_run_of_stages_goes_to_its_end_and_leaves_one_root_of_each_stage(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
+    begun_with = LlamaConfig.model_validate({**MODEL, "is_tied": False})
+    export_checkpoint(checkpoint_of(tmp_path, begun_with), tmp_path / "weights")
     for number in range(4):
         text = (ROOT / "README.md").read_text(encoding="utf8")
         (tmp_path / f"{number}.md").write_text(f"{number} {text[100 * number :]}")
@@ -67,6 +72,20 @@ def test_a_run_of_stages_goes_to_its_end_and_leaves_one_root_of_each_stage(tmp_p
     for index in range(ROUNDS + 1):  # the last parameters, too
         assert f"measured index={index} " in said
     _check_states(tmp_path)
+    _check_weights(tmp_path)
+
+
+def _check_weights(folder: Path) -> None:
+    """Each peer has fetched the rows of its stage alone, and the run has gone on from these weights."""
+    dataset = DatasetManifest.model_validate_json((folder / "host" / "data" / "dataset.json").read_bytes())
+    all_weights = {entry.sha256 for entry in dataset.part("start")}
+    fetched = [{path.name for path in (folder / name / "data" / "weights").iterdir()} for name in NAMES]
+    assert set[str]().union(*fetched) == all_weights
+    assert all(own < all_weights for own in fetched)
+    (begun_with,) = folder.glob("*-*/manifest.json")
+    last = max((folder / "host" / "checkpoints").glob("0*"))
+    was_N, is_N = (load_checkpoint(path)[1].anchor_N for path in (begun_with.parent, last))
+    assert 0.0 < float((is_N - was_N).abs().mean()) < 0.5 * float(was_N.abs().mean())
 
 
 def _joined(folder: Path, name: str, invite: str, forked: Forked) -> AbstractContextManager[Running]:

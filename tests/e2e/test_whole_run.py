@@ -5,6 +5,7 @@ A newcomer to a full run is told to come again, and one after its end that the r
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,11 +138,15 @@ def _the_volunteer_has_the_model(scene: Scene, checkpoint: Path) -> None:
     assert "as the host's last checkpoint names it" in fetched.stdout
     ((theirs),) = Path(scene.peer_folder).glob(f"runs/*/checkpoints/{checkpoint.name}")
     assert verify_checkpoint(theirs).state_root == verify_checkpoint(checkpoint).state_root
-    assert (theirs / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    for name in ("tokenizer.json", "chat.json"):
+        assert (theirs / name).read_bytes() == (checkpoint / name).read_bytes()
     exported = scene.potluck(
         "checkpoint", "export", "latest", str(scene.folder / "out"), "--state-dir", scene.peer_folder
     )
     assert exported.returncode == 0, exported.stderr
     assert (scene.folder / "out" / "config.json").exists()
-    said = scene.potluck("generate", "latest", "--tokens", "3", "--state-dir", scene.peer_folder)
+    assert (scene.folder / "out" / "chat_template.jinja").read_text() == TEMPLATE
+    asked = ("--chat", "--prompt", "Potluck trains", "--tokens", "3", "--json")
+    said = scene.potluck("generate", "latest", *asked, "--state-dir", scene.peer_folder)
     assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout)["prompt"] == "Potluck trains"

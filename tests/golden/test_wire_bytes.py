@@ -21,10 +21,10 @@ from protocol.host.calls import (
     encode_error,
     encode_news,
 )
+from protocol.host.host_statements import HostStatements, RevocationNews
 from protocol.host.report_delta import shortened
 from protocol.host.reports import (
     HeldoutResult,
-    HostStatements,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -189,9 +189,7 @@ def _coordination() -> dict[str, str]:
         ),
         "milestone": seal_milestone(ALICE, RunId(b"r" * 32), Milestone(BASE, encode_record(SIGNED), ROOT)),
         "report reply with revocations": encode_report_reply(
-            ReportReply(
-                "training", BASE, 4, 5, revocations=(b"entry",), asks_revocations=True, known_revocations=b"known at"
-            )
+            ReportReply("training", BASE, 4, 5, bans=RevocationNews((b"entry",), True, b"known at"))
         ),
         "revocation": seal_revocation(ALICE, RunId(b"r" * 32), Revocation(ALICE.peer_id, "why", 1_800_000_000, 7)),
         "revocations": join_entries((b"one", b"entry two")),

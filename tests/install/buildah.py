@@ -39,7 +39,7 @@ class Buildah:
 
     def start(self, image: str) -> str:
         """A container of the image. Returns its name."""
-        return self("from", "--pull-never", image).strip().splitlines()[-1]
+        return self("from", "--pull-never", image).strip().splitlines()[-1]  # warnings come before it
 
 
 def make_base(buildah: Buildah, folder: Path, suite: str) -> None:
@@ -52,7 +52,7 @@ def make_base(buildah: Buildah, folder: Path, suite: str) -> None:
         run(words, limit_s=INSTALL_LIMIT_S)
     if CERTIFICATES.exists():
         shutil.copy(CERTIFICATES, root / "etc/ssl/certs/ca-certificates.crt")
-    container = buildah("from", "scratch").strip()
+    container = buildah.start("scratch")
     buildah("add", "--quiet", container, root, "/")
     buildah("config", "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container)
     buildah("commit", "--quiet", "--rm", container, base_of(suite))

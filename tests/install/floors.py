@@ -34,6 +34,9 @@ EXTRAS: Final = ("hf", "tensorboard", "wandb")
 tries it in an environment of its own. The tools of `make check` have the releases of constraints.txt as their bounds.
 """
 
+TRIED_EXTRAS: Final = ("tensorboard", "wandb")
+"""Those of them that extras.py puts to work; `hf` is used by the tests below."""
+
 TOOLS: Final = ("pytest", "pytest-timeout", "hypothesis", "pyyaml", "hatchling")
 """Only what the tests need, in whatever releases go with the ones that are tried."""
 
@@ -168,7 +171,7 @@ def _tried(folder: Path, interpreter: Path, pins: Path, sources: Sources) -> lis
     try:
         problems += broken_command_line(python, environment)
         run(
-            [python, "-m", "tests.install.extras", folder / "extras"],
+            [python, "-m", "tests.install.extras", folder / "extras", *TRIED_EXTRAS],
             environment=environment,
             log=folder / "extras.log",
         )

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.install.buildah import CERTIFICATES, Buildah, base_of, make_base
 from tests.install.composed import try_compose
-from tests.install.one_round import one_host, write_run_of_one_round
+from tests.install.one_round import PEER_IS_DONE, one_host, write_run_of_one_round
 from tests.install.running import ROOT, Failed, Sources, say
 
 TARGETS: Final = ("coordinator", "peer-cpu", "peer-gpu")
@@ -138,7 +138,7 @@ def _round_in_containers(buildah: Buildah, folder: Path) -> Iterator[str]:
             said = buildah(
                 "run", *secret, *ports, peer, "--", "tini", "--", "sh", "-c", joining, log=folder / "peer.log"
             )
-        if "the run is complete" not in said:
+        if PEER_IS_DONE not in said:
             yield f"the peer ended before its run did: {said[-500:]}"
         say("  a peer joined the host, which read parquet files below /corpus, and trained its run to the end")
     finally:

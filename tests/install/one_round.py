@@ -19,6 +19,9 @@ from tests.install.running import Failed
 HOST_LIMIT_S: Final = 600.0
 GOODBYE_LIMIT_S: Final = 120.0
 NUM_FILES: Final = 8
+PEER_IS_DONE: Final = "The run is complete."
+"""The beginning of a peer's last words in a run that it saw to its end."""
+
 _PID: Final = re.compile(r"pid (\d+)\n")
 
 _RUN: Final = """

@@ -4,7 +4,8 @@ import tomllib
 
 import pytest
 
-from tests.install.floors import TESTS, TRIED, declared_floors, not_at_its_floor, pins_of, untried
+from tests.install.extras import TRIALS
+from tests.install.floors import EXTRAS, TESTS, TRIED, TRIED_EXTRAS, declared_floors, not_at_its_floor, pins_of, untried
 from tests.install.running import ROOT, Failed
 
 DECLARED = {"numpy": "1.26", "tomli-w": "1.0"}
@@ -71,3 +72,7 @@ def test_pins_are_read_without_remarks_and_conditions() -> None:
 
 def test_every_test_that_is_tried_is_there() -> None:
     assert [path for path in TESTS if not (ROOT / path).exists()] == []
+
+
+def test_only_extras_that_were_installed_are_put_to_work() -> None:
+    assert set(TRIED_EXTRAS) == TRIALS.keys() & set(EXTRAS)

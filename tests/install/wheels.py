@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.install.one_round import one_host, write_run_of_one_round
+from tests.install.one_round import PEER_IS_DONE, one_host, write_run_of_one_round
 from tests.install.release import Release, build_release, problems_of, release_in
 from tests.install.running import (
     INSTALL_LIMIT_S,
@@ -191,6 +191,6 @@ def _join_by_uvx(uvx: Sequence[str | Path], folder: Path, environment: Mapping[s
             "cpu",
         ]
         said = run([*uvx, *peer], cwd=folder, environment=environment, limit_s=DEMO_LIMIT_S, log=folder / "peer.log")
-    if "the run is complete" not in said:
+    if PEER_IS_DONE not in said:
         yield f"uvx: the peer ended before its run did: {said[-500:]}"
     say("  uvx: a peer joined a host and trained its run to the end")

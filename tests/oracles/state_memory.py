@@ -24,6 +24,7 @@ import psutil
 import torch
 import trio
 
+from averaging.data.start_weights import StartShard
 from averaging.models.llama.config import LlamaConfig
 from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.interfaces import Stream
@@ -144,11 +145,12 @@ class Files:
         """The root of the state that moves."""
         return Root(bytes.fromhex(verify_checkpoint(self.checkpoint("one")).state_root))
 
-    def shards(self) -> list[Path]:
+    def shards(self) -> list[StartShard]:
         """The first weights, in order."""
         data = memoryview(self.state().anchor_N.numpy()).cast("B")
         begins = range(0, len(data), SHARD_BYTES)
-        return [self.folder / sha256(data[begin : begin + SHARD_BYTES]).hexdigest() for begin in begins]
+        parts = [data[begin : begin + SHARD_BYTES] for begin in begins]
+        return [StartShard(self.folder / sha256(part).hexdigest(), len(part) // 4) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from peer.training import card_at_work, local_training
 from peer.training.local_training import Counters, LocalTrainer
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.cards_core import Card
+from peer.training.profiling.profile_summary import SUMMARY_FILE, ProfileSummary
 from peer.training.ranks.rank_group import RankGroup
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.replica import Replica
@@ -35,6 +36,7 @@ from peer.training.worker_channel import (
     Failed,
     Op,
     OutOfMemory,
+    ProfileOrder,
     Progress,
     Reply,
     SharedVectors,
@@ -283,6 +285,30 @@ def test_a_paused_worker_still_obeys_and_trains_on_when_told(plan: TrainingPlan)
         daemon.order(Command(number=0, op="resume"))
         while daemon.progress().step <= first.num_steps:
             pass
+
+
+def test_a_worker_records_its_next_steps_and_trains_on(plan: TrainingPlan, tmp_path: Path) -> None:
+    order = ProfileOrder(num_steps=2, folder=str(tmp_path), request="r")
+    with running(plan) as daemon:
+        reply = daemon.order(Command(op="profile", profile=order))
+        again = daemon.order(Command(op="profile", profile=order.model_copy(update={"request": "other"})))
+        assert reply.number < again.number
+        while not (tmp_path / SUMMARY_FILE).exists():
+            daemon.progress()
+    summary = ProfileSummary.model_validate_json((tmp_path / SUMMARY_FILE).read_bytes())
+    assert (summary.request, summary.num_steps, summary.tokens) == ("r", 2, 2 * BATCH_TOKENS)
+
+
+def test_a_paused_worker_records_nothing_and_a_pause_ends_a_recording(plan: TrainingPlan, tmp_path: Path) -> None:
+    order = ProfileOrder(num_steps=50, folder=str(tmp_path), request="r")
+    with running(plan) as daemon:
+        daemon.order(Command(op="profile", profile=order))
+        daemon.order(Command(op="pause"))
+        problem = ProfileSummary.model_validate_json((tmp_path / SUMMARY_FILE).read_bytes()).problem
+        daemon.order(Command(op="profile", profile=order.model_copy(update={"request": "next"})))
+        second = ProfileSummary.model_validate_json((tmp_path / SUMMARY_FILE).read_bytes())
+    assert problem == "training was paused"
+    assert (second.request, second.problem) == ("next", "training is paused")
 
 
 def test_one_that_is_brought_back_paused_trains_no_step(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from protocol.rounds.messages.record import CommitRecord, Contributor, OmissionC
 from protocol.rounds.messages.requests import ContributionHeader
 
 MOST_CAP = 16
-"""A cap is at most so many times the median of the signed tokens of three or more."""
+"""A cap is at most so many times the median of the signed tokens of three or more.
+
+It is at least that median: heartbeats may be late.
+"""
 
 MOST_OF_FEW = 4
 """Of fewer it is at most so many times the lowest of them, or the tokens at which the round was due."""
@@ -104,6 +107,8 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
     fair_cap = MOST_OF_FEW * max(1, tokens[0], parent.target_tokens) if is_few else MOST_CAP * max(1, _median(tokens))
     if record.weight_cap_tokens > fair_cap:
         return f"its cap is {record.weight_cap_tokens} tokens, the claims are {tokens}"
+    if record.weight_cap_tokens < _least_fair_cap(parent, record, tokens):
+        return f"its cap is {record.weight_cap_tokens} tokens, too few for claims of {tokens}"
     earlier = parent.record.contributors if parent.record is not None else ()
     before = sum(entry.credited_tokens for entry in earlier)
     if len(earlier) < 3:
@@ -121,6 +126,16 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
         if entry.credited_tokens != fair:
             return f"it credits {entry.peer} with {entry.credited_tokens} tokens for {fair}"
     return ""
+
+
+def _least_fair_cap(parent: ChainLink, record: CommitRecord, tokens: list[int]) -> int:
+    """A peer that was left out may have been proposed with a single token. A lone commit has no voters beside its own signers."""
+    if record.lone:
+        return 0
+    claimed = {entry.peer for entry in record.contributors}
+    left_out = {entry.peer for part in record.slices for entry in part.omitted} - claimed
+    told = [1] * len(left_out) + tokens
+    return max(1, told[0], parent.target_tokens) if len(told) < 3 else _median(told)
 
 
 def _median(ordered: list[int]) -> int:

@@ -70,7 +70,10 @@ from tests.simulation.single_decree import Ballot, Broken, SingleDecree, Vote
 NUM_SEATS = 5
 MAX_EXAMPLES = 80
 SEEDS_OF_BROKEN = range(9, 39)
-"""Some broken rules show in one seed of five; the search ends with the first, and these happen to show all soon."""
+"""Some broken rules show in one seed of five; the search ends with the first that shows one."""
+
+FIRST_SEEDS = {"finishes_the_lowest": 11, "promises_below_acks": 28}
+"""Seeds that showed a broken rule: they are played first, and the others only where they show nothing any more."""
 
 STEPS = 25
 PATIENCE_S = 2.5 * SUSPECT_AFTER_S
@@ -447,8 +450,8 @@ def _play(number: int) -> None:
     )
 
 
-def _search() -> None:
-    for number in SEEDS_OF_BROKEN:
+def _search(first: int) -> None:
+    for number in dict.fromkeys((first, *SEEDS_OF_BROKEN)):
         _play(number)
 
 
@@ -474,4 +477,4 @@ def test_openers_with_crossing_ballots_never_make_two_records_of_one_base() -> N
 def test_a_broken_rule_is_found(broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     with pytest.raises(AssertionError):
-        _search()
+        _search(FIRST_SEEDS.get(broken.__name__, SEEDS_OF_BROKEN[0]))

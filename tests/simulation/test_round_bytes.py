@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import pytest
@@ -26,6 +26,12 @@ MOST: Final = 1.05
 
 BESIDE_BYTES: Final = 13_000
 """These, of each of four members, whatever the codec: 10 to 12 kB in twenty seconds."""
+
+
+UNSIGNED_BYTES: Final = 1_606_274
+"""Sent by a member in a round of four with int8, mean, in the same world as it was when records carried no signatures."""
+
+MOST_SIGNED: Final = 1.03
 
 
 async def _moved(num_peers: int, codec: str) -> list[tuple[float, float]]:
@@ -56,6 +62,7 @@ async def _moved(num_peers: int, codec: str) -> list[tuple[float, float]]:
     ]
 
 
+@cache
 def _play(num_peers: int, codec: str) -> list[tuple[float, float]]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     # few directions: bytes are the same wherever a walk goes, and each is a whole vector
@@ -70,6 +77,13 @@ def _play(num_peers: int, codec: str) -> list[tuple[float, float]]:
 def test_a_round_moves_no_more_than_a_twentieth_above_what_its_encoding_asks_for(num_peers: int, codec: str) -> None:
     for shares in zip(*_play(num_peers, codec), strict=True):
         assert 0.99 < sum(shares) / num_peers <= MOST
+
+
+def test_signatures_in_records_cost_a_run_of_honest_peers_little() -> None:
+    encoded_bytes = NUM_ELEMENTS // CHUNK_ELEMENTS * codec_by_name("int8").encoded_bytes(CHUNK_ELEMENTS)
+    bound_bytes, _ = round_bytes(encoded_bytes, encoded_bytes, 4, reduces=True)
+    sent = [share * bound_bytes for share, _ in _play(4, "int8")]
+    assert UNSIGNED_BYTES * 0.99 < sum(sent) / 4 <= UNSIGNED_BYTES * MOST_SIGNED
 
 
 def test_what_a_round_says_beside_its_encodings_is_as_much_with_a_sparse_codec_as_with_others() -> None:

@@ -1,10 +1,12 @@
 """Renders conversations in a process of its own: `python -m averaging.data.chat.sandbox`, started by template_process.py.
 
 A template comes with a checkpoint, so that it is a stranger's. Jinja's sandbox refuses what could reach out of it, there is no loader
-for files, and nothing random or of the clock. Memory is limited here; time is limited by the parent, which ends this process.
+for files, and nothing random or of the clock. Memory, processor time and files are limited here; time is limited by the parent,
+which ends this process.
 
-The first line on standard input is a `Template`, each further one a list of [role, content] pairs. Each is answered by a line:
-{"text": ..., "spans": [[begin, end], ...]}, {} for the template, or {"error": ...}.
+The first line on standard input is a template, {"source": ..., "variables": {...}}. Each further one is a list of [role, content]
+pairs, or {"opens": pairs} for their text up to the place where the assistant begins, or {"closes": pairs} for the text by which the
+last of them ends. Each is answered by a line: {"text": ..., "spans": [[begin, end], ...]}, {} for the template, or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import json
 import resource
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NoReturn, TextIO
 
 import jinja2
@@ -22,13 +25,17 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from averaging.data.chat.answers import UnclearAnswers, marked_by_prefixes, marked_by_tag
+from averaging.data.chat.answers import UnclearAnswers, closing_of, marked_by_marks, marked_by_prefixes, marked_by_tag
 from averaging.data.chat.chat_rows import MarkedText, Message
 
 MOST_LETTERS: Final = 1 << 24
 """Of one rendered conversation."""
 
 MOST_MEMORY_BYTES: Final = 1 << 30
+MOST_CPU_S: Final = 60
+"""Of the processor for one line. It ends a template that loops after its parent was killed."""
+
+MOST_FILES: Final = 32
 
 _MOST_REASON: Final = 200
 _RANDOM: Final = ("lipsum",)
@@ -79,6 +86,7 @@ class Engine:
         environment.filters["tojson"] = _as_json
         environment.globals["raise_exception"] = _raise
         self._variables = {**variables, "tools": None, "documents": None}
+        self._mark = secrets.token_hex(16)
         try:
             self._template = environment.from_string(source)
             self._has_tag = "generation" in {token for _, kind, token in environment.lex(source) if kind == "name"}
@@ -94,7 +102,23 @@ class Engine:
         """
         if self._has_tag:
             return marked_by_tag(self._rendered(messages, False), Generation.begin_mark, Generation.end_mark)
-        return marked_by_prefixes(self._rendered, messages)
+        try:
+            return marked_by_prefixes(self._rendered, messages)
+        except UnclearAnswers as unclear:
+            try:
+                return marked_by_marks(self._rendered, messages, self._mark)
+            except UnclearAnswers:
+                raise unclear from None
+
+    def answer(self, question: object) -> dict[str, object]:
+        """The answer to a line after the first. Raises as `marked`."""
+        match question:
+            case {"opens": pairs}:
+                return {"text": self._rendered(_messages(pairs), True)}
+            case {"closes": pairs}:
+                return {"text": closing_of(self._rendered, _messages(pairs), self._mark)}
+        found = self.marked(_messages(question))
+        return {"text": found.text, "spans": found.counted}
 
     def _rendered(self, messages: Sequence[Message], begins_answer: bool) -> str:
         given = [{"role": message.role, "content": message.content} for message in messages]
@@ -112,6 +136,10 @@ class Engine:
         return "".join(parts)
 
 
+def _messages(pairs: Any) -> list[Message]:
+    return [Message(role, content) for role, content in pairs]
+
+
 def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 
@@ -125,18 +153,18 @@ def _reason(error: BaseException) -> str:
     return (first or type(error).__name__)[:_MOST_REASON]
 
 
-def serve(lines: TextIO, answers: TextIO) -> None:
-    """Answer line after line, until there are no more."""
+def serve(lines: TextIO, answers: TextIO, begin_line: Callable[[], None] = lambda: None) -> None:
+    """Answer line after line, until there are no more. `begin_line` is called at each."""
     engine: Engine | None = None
     for line in lines:
+        begin_line()
         try:
             values = json.loads(line)
             if engine is None:
                 engine = Engine(values["source"], values["variables"])
                 answer: dict[str, object] = {}
             else:
-                found = engine.marked([Message(role, content) for role, content in values])
-                answer = {"text": found.text, "spans": found.counted}
+                answer = engine.answer(values)
         except (_TemplateFailed, UnclearAnswers) as error:
             answer = {"error": _reason(error)}
         except (MemoryError, RecursionError) as error:
@@ -147,9 +175,21 @@ def serve(lines: TextIO, answers: TextIO) -> None:
 
 def main() -> None:
     """Limit this process, and serve."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(sys.stdin, sys.stdout)
+    for kind, most in (
+        (resource.RLIMIT_AS, MOST_MEMORY_BYTES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),  # pipes have no size
+        (resource.RLIMIT_NOFILE, MOST_FILES),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        resource.setrlimit(kind, (most, most))
+    serve(sys.stdin, sys.stdout, _renew_cpu_time)
+
+
+def _renew_cpu_time() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    until_s = int(time.process_time()) + MOST_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (until_s if hard == resource.RLIM_INFINITY else min(until_s, hard), hard))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from averaging.data.shards import (
     ShardEntry,
     SourceEntry,
     TaskEntry,
+    TemplateEntry,
     TextBytes,
     TokenizerEntry,
     write_whole,
@@ -134,6 +135,7 @@ class Packing:
         base: the weights of the frozen base; None in a run without an adapter.
         routing: the experts of each document; None in a run without experts.
         tasks: files of the tasks that measure models.
+        template: the file of the chat template; empty in a run without chats.
         has_counts: whether only some tokens count, so that shards say which.
         has_starts: whether shards say where documents begin.
         source_names: of a mixture, each of which has shards of its own; empty for no mixture.
@@ -146,6 +148,7 @@ class Packing:
     base: BaseWeights | None = None
     routing: Routing | None = None
     tasks: Sequence[PackedTask] = ()
+    template: bytes = b""
     has_counts: bool = False
     has_starts: bool = False
     source_names: Sequence[str] = ()
@@ -289,7 +292,16 @@ def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Pa
         router=_write_router(packing, folder, parts, has_words=has_words),
         sources=_sources(packing, parts, has_words=has_words),
         tasks=_write_tasks(packing.tasks, folder),
+        template=_write_template(packing.template, folder),
     )
+
+
+def _write_template(data: bytes, folder: Path) -> TemplateEntry | None:
+    if not data:
+        return None
+    name = sha256(data).hexdigest()
+    write_whole(folder / name, data)
+    return TemplateEntry(sha256=name, num_bytes=len(data))
 
 
 def _write_tasks(tasks: Sequence[PackedTask], folder: Path) -> list[TaskEntry] | None:

@@ -37,10 +37,15 @@ _ROWS_AT_ONCE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SavedDataset:
-    """A folder on this machine. `split` selects one if it has several."""
+    """A folder on this machine. `split` selects one if it has several, and rows of it, as "train[:1%]"."""
 
     folder: Path
     split: str
+
+    @property
+    def split_name(self) -> str:
+        """The split without its rows."""
+        return self.split.partition("[")[0]
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -58,7 +63,7 @@ class SavedDataset:
 
     def num_bytes(self) -> int:
         """Length of its files of rows. Raises OSError if one is gone or cannot be read."""
-        split = self.folder / self.split
+        split = self.folder / self.split_name
         return sum(path.stat().st_size for path in (split if split.is_dir() else self.folder).glob("*.arrow"))
 
 
@@ -143,7 +148,28 @@ def _open_saved(place: SavedDataset) -> Dataset:
         raise _damaged(f"{place} is cut off or damaged", error) from error
     if isinstance(loaded, DatasetDict):
         raise _damaged(f"{place} is cut off or damaged", ValueError("splits within a split"))
-    return loaded
+    return _rows_of(loaded, place)
+
+
+def _rows_of(dataset: Dataset, place: SavedDataset) -> Dataset:
+    """The rows that the split names, counted as `load_dataset` counts them on the Hub."""
+    if place.split == place.split_name:
+        return dataset
+    from datasets import ReadInstruction
+
+    try:
+        rows = "rows" + place.split.removeprefix(place.split_name)
+        (part,) = ReadInstruction.from_spec(rows).to_absolute({"rows": len(dataset)})
+    except (AssertionError, ValueError) as error:
+        raise _no_rows(dataset, place, f" ({_first_line(error)})") from error
+    if part.from_ >= part.to:
+        raise _no_rows(dataset, place)
+    return dataset.select(range(part.from_, part.to))
+
+
+def _no_rows(dataset: Dataset, place: SavedDataset, cause: str = "") -> ConfigError:
+    found = f"{place} has no rows {place.split!r}{cause}; it has {len(dataset)}"
+    return ConfigError(found, "some of them, such as train[:1%]", "set data.split")
 
 
 def _split_folder(place: SavedDataset) -> Path:
@@ -154,13 +180,15 @@ def _split_folder(place: SavedDataset) -> Path:
     """
     if (place.folder / _STATE).is_file():
         return place.folder
-    folder = place.folder / place.split
+    folder = place.folder / place.split_name
     if not (folder / _STATE).is_file():
         try:
             known = ", ".join(map(str, json.loads((place.folder / _SPLITS).read_bytes())["splits"]))[:120] or "none"
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise _damaged(f"{place} is cut off or damaged", error) from error
-        raise ConfigError(f"{place} has no split {place.split!r}; its splits: {known}", "one of them", "set data.split")
+        raise ConfigError(
+            f"{place} has no split {place.split_name!r}; its splits: {known}", "one of them", "set data.split"
+        )
     return folder
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from averaging.data.chat.chat_rows import MarkedText, Span, completion_of, messages_of
+from averaging.data.chat.chat_rows import MarkedText, Message, Span, completion_of, messages_of
 from averaging.data.chat.template_process import ChatTemplate, TemplateProcess
 from averaging.data.sources.texts import Text, one_document
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, PotluckError
+
+_ROWS_TOGETHER: Final = 64
+_LETTERS_TOGETHER: Final = 1 << 18
+"""Conversations that are rendered ahead of those that are packed."""
+
+_Talk = tuple[Sequence[Message], str]
+"""A conversation, and the name of its row."""
 
 ReadRows = Callable[[], Iterator["Row"]]
 """Returns the rows of a source, each time from the beginning."""
@@ -36,11 +44,34 @@ def read_conversations(read: ReadRows, column: str, template: ChatTemplate, held
         MachineError: no process can be started for the template.
     """
     with TemplateProcess(template) as process:
-        for row in read():
-            if column not in row.values:
-                raise missing_field(row.place, row.values, column)
-            messages = messages_of(row.values[column], row.place)
-            yield _marked(process.marked(messages, row.place), row.place, heldout_every)
+        for talks in _together(_talks(read, column)):
+            for (_, place), found in zip(talks, process.marked_each(talks), strict=True):
+                yield _marked(found, place, heldout_every)
+
+
+def _talks(read: ReadRows, column: str) -> Iterator[_Talk]:
+    for row in read():
+        if column not in row.values:
+            raise missing_field(row.place, row.values, column)
+        yield messages_of(row.values[column], row.place), row.place
+
+
+def _together(talks: Iterator[_Talk]) -> Iterator[list[_Talk]]:
+    """Some at a time. Those before a row that cannot be read come before its error."""
+    waiting, letters = list[_Talk](), 0
+    try:
+        for talk in talks:
+            waiting.append(talk)
+            letters += sum(len(message.content) for message in talk[0])
+            if letters >= _LETTERS_TOGETHER or len(waiting) >= _ROWS_TOGETHER:
+                yield waiting
+                waiting, letters = [], 0
+    except PotluckError:
+        if waiting:
+            yield waiting
+        raise
+    if waiting:
+        yield waiting
 
 
 def read_completions(read: ReadRows, heldout_every: int) -> Iterator[Text]:

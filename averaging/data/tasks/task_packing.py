@@ -10,9 +10,11 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
+from averaging.data.chat.run_template import RunTemplate, question_tokens
+from averaging.data.chat.template_process import TemplateProcess
 from averaging.data.shards import MAX_TASK_BYTES, PackedTask, TaskEntry
 from averaging.data.tasks.task_file import Prompts, PromptTokens, Questions, QuestionTokens, TaskFile, task_bytes
-from averaging.data.tasks.task_lines import Prompt, Question, read_prompts, read_questions
+from averaging.data.tasks.task_lines import Question, read_prompts, read_questions
 from averaging.data.tokenizer import EncodingError, Tokenizer
 from protocol.errors import ConfigError
 from protocol.run.evaluate_section import QUESTION, EvaluateSection
@@ -21,18 +23,26 @@ DELIMITER = " "
 """Between a context and a choice."""
 
 
-def packed_task(task: EvaluateSection, base: Path, tokenizer: Tokenizer, context_tokens: int) -> PackedTask:
+def packed_task(
+    task: EvaluateSection,
+    base: Path,
+    tokenizer: Tokenizer,
+    context_tokens: int,
+    template: RunTemplate | None = None,
+) -> PackedTask:
     """A task's file and its entry in the data set's manifest. Blocks.
 
     Args:
         base: the folder that the task's path is relative to.
         context_tokens: of the model. A choice is at most as long.
+        template: of the run's chats; None if it has none. Prompts are put by it, unless the task says otherwise.
 
     Raises:
-        ConfigError: a file that is no task, or a choice that the model cannot see whole; names file and line.
+        ConfigError: a file that is no task, a choice that the model cannot see whole, or a prompt that the template does not take. It
+            names file and line.
         MachineError: the file cannot be read.
     """
-    file = _encoded(task, base, tokenizer, context_tokens)
+    file = _encoded(task, base, tokenizer, context_tokens, template)
     data = task_bytes(file)
     if len(data) > MAX_TASK_BYTES:
         raise ConfigError(
@@ -42,20 +52,35 @@ def packed_task(task: EvaluateSection, base: Path, tokenizer: Tokenizer, context
     return PackedTask(TaskEntry(name=task.name, sha256=name, num_bytes=len(data), num_items=len(file.items)), data)
 
 
-def _encoded(task: EvaluateSection, base: Path, tokenizer: Tokenizer, context_tokens: int) -> TaskFile:
+def _encoded(
+    task: EvaluateSection, base: Path, tokenizer: Tokenizer, context_tokens: int, template: RunTemplate | None
+) -> TaskFile:
     if task.kind == "prompts":
-        return Prompts(
-            items=tuple(_prompt(prompt, tokenizer, context_tokens) for prompt in read_prompts(task, base)),
-            end=tokenizer.end,
-            vocab_size=max(tokenizer.vocab_size, tokenizer.end + 1),
-            answer_tokens=task.answer_tokens,
-        )
+        is_chat = template is not None if task.chat is None else task.chat
+        return _encoded_prompts(task, base, tokenizer, context_tokens, template if is_chat else None)
     questions = read_questions(task, base)
     return Questions(items=tuple(_question(each, task.template, tokenizer, context_tokens) for each in questions))
 
 
-def _prompt(prompt: Prompt, tokenizer: Tokenizer, context_tokens: int) -> PromptTokens:
-    return PromptTokens(text=prompt.text, tokens=_tokens(tokenizer, prompt.text, prompt.place)[-context_tokens:])
+def _encoded_prompts(
+    task: EvaluateSection, base: Path, tokenizer: Tokenizer, context_tokens: int, template: RunTemplate | None
+) -> Prompts:
+    prompts, end = read_prompts(task, base), tokenizer.end
+    if template is None:
+        tokens = [_tokens(tokenizer, prompt.text, prompt.place) for prompt in prompts]
+    else:
+        end = template.end
+        with TemplateProcess(template.chat("of the run's chats")) as process:
+            tokens = [question_tokens(process, prompt.text, tokenizer, prompt.place) for prompt in prompts]
+    return Prompts(
+        items=tuple(
+            PromptTokens(text=prompt.text, tokens=each[-context_tokens:])
+            for prompt, each in zip(prompts, tokens, strict=True)
+        ),
+        end=end,
+        vocab_size=max(tokenizer.vocab_size, tokenizer.end + 1),
+        answer_tokens=task.answer_tokens,
+    )
 
 
 def _question(question: Question, template: str, tokenizer: Tokenizer, context_tokens: int) -> QuestionTokens:

@@ -40,7 +40,7 @@ from protocol.rounds.messages.claim import encode_claim
 from protocol.rounds.messages.messages import Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
-from protocol.rounds.schedule.outer_rule import outer_of_round
+from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
 from protocol.rounds.state import RoundConfig
 
 log = structlog.get_logger()
@@ -338,9 +338,11 @@ class ExchangeDriver:
         """
         chain = self._chain
         is_made_ahead = not chain.held.steps_in_place and chain.state.head == self._base
-        state = chain.state if is_made_ahead else None
-        outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, self._chain.head)
-        return await self._chain.updates.examine(state, outer, first_chunk, encoded)
+        if not is_made_ahead:
+            return await chain.updates.examine(None, self._config.outer, first_chunk, encoded)
+        turns = turns_of_base(self._config.outer, reversed(chain.links))
+        outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, chain.head, turns)
+        return await chain.updates.examine(chain.state, outer, first_chunk, encoded)
 
     async def _holds_result(self, named: NamedResult) -> bool:
         if self.until_fetched is not None:

@@ -30,6 +30,7 @@ from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.messages.requests import FetchState
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -172,7 +173,8 @@ async def _offers(
             if peer != tools.network.peer_id:
                 nursery.start_soon(ask_one, peer)
     for offered in offers.values():
-        offered.sort(key=lambda donor: donor.peer)
+        order = asking_order(tools.network.peer_id, (donor.peer for donor in offered))
+        offered.sort(key=lambda donor: order.index(donor.peer))
     return offers, reasons
 
 

@@ -21,6 +21,7 @@ from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.messages.record import CommitRecord, SliceRecord
 from protocol.rounds.messages.requests import FetchResult
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.schedule.liveness_timing import STALLED_STREAM_S
 
 log = structlog.get_logger()
@@ -113,7 +114,7 @@ class Gatherer:
                 async with trio.open_nursery() as nursery:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
                     for part in await self._missing(record):
-                        sources = tuple(dict.fromkeys((part.reducer, *holders)))
+                        sources = _sources(self._network.peer_id, record, part, holders)
                         nursery.start_soon(self._fetch_one_of_many, at_once, call, part, sources)
                 if call.not_written:
                     raise call.not_written[0]
@@ -218,3 +219,13 @@ class Gatherer:
         if len(self._failing) >= MAX_FAILING:
             self._failing.clear()
         self._failing.add(peer)
+
+
+def _sources(me: PeerId, record: CommitRecord, part: SliceRecord, holders: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """The peers to ask for a result. Its reducer has it first, and gives it to those that took part. All others begin with any peer
+    that took part: they may be many more.
+    """
+    if record.contributor(me) is not None or any(each.reducer == me for each in record.slices):
+        return tuple(dict.fromkeys((part.reducer, *holders)))
+    took_part = (part.reducer, *(entry.peer for entry in record.contributors))
+    return tuple(dict.fromkeys((*asking_order(me, took_part, part.result_hash), *holders)))

@@ -14,14 +14,14 @@ from protocol.rounds.lineage.chain import attested_roots
 
 async def recomputed(chain: UnitChain) -> UnitState | None:
     """The state at a commit of ours with the root that the run attests, from our own disk; None if the log's root differs."""
-    tools, commits = chain.tools, [link.commit for link in chain.links]
-    attested = {commit: root for commit, root in attested_roots(chain.links).items() if commit in commits}
+    tools, places = chain.tools, {link.commit: place for place, link in enumerate(chain.links)}
+    attested = {commit: root for commit, root in attested_roots(chain.links).items() if commit in places}
     newest = await tools.generations.load_newest(attested, attested)
     state = newest[0] if newest is not None else await first_state(chain.genesis, tools, chain.line.root)
     if state is None:
         return None
-    last = max((commits.index(commit) for commit in attested), default=0)
-    for link in chain.links[commits.index(state.head) : last + 1]:
+    last = max((places[commit] for commit in attested), default=0)
+    for link in chain.links[places[state.head] : last + 1]:
         if link.commit != state.head:
             data = await chain.updates.read_good(link)
             if data is None:

@@ -337,7 +337,7 @@ class UnitChain:
         self.became_unsound.set()
 
     def _differs(self, link: ChainLink) -> bool:
-        attested = link.record.agreed if link.record is not None else None
+        attested = link.agreed
         return attested is not None and self._roots.get(attested.commit, attested.state_root) != attested.state_root
 
     # --- a state that differs from what the run attests -----------------------------------------------------------------------
@@ -445,8 +445,10 @@ class UnitChain:
         return await self._flip(prepared), is_written
 
     async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
-        position = next(i for i, link in enumerate(self.links) if link.commit == prepared.fork)
-        lost, nodes = self.links[position + 1 :], prepared.path
+        position, nodes = self.line.place(prepared.fork), prepared.path
+        if position is None:
+            raise LocalProtocolError("a switch at a commit of another lineage", "a fork of our own")
+        lost = self.links[position + 1 :]
         proofs = [node.certificate for node in nodes if node.certificate is not None]
         self.line.replace_after(position, [node.link for node in nodes], proofs)
         self._stand_at(prepared.state, prepared.root)

@@ -41,9 +41,10 @@ def counts_of(links: Iterable[ChainLink], me: PeerId) -> list[tuple[Root, set[in
     """As `counted_chunks`, commit by commit."""
     counts: list[tuple[Root, set[int]]] = []
     for link in links:
-        entry = link.record.contributor(me) if link.record is not None else None
-        if link.record is not None and entry is not None:
-            ranges = (range(first, stop) for first, stop in covered_chunks(link.record, me))
+        record = link.record  # that of an old link is read anew at each look
+        entry = record.contributor(me) if record is not None else None
+        if record is not None and entry is not None:
+            ranges = (range(first, stop) for first, stop in covered_chunks(record, me))
             counts.append((entry.root, set().union(*ranges)))
     return counts
 

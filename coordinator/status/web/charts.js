@@ -30,8 +30,10 @@ function draw(id, series, lines, format) {
   // As wide as its longest label.
   const fitting = (u, labels) => 18 + 7 * Math.max(3, ...(labels || []).map(label => String(label).length));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+  // Where a curve has no point, its newest one before.
+  const known = (u, v, i, at) => v ?? u.data[i].slice(0, (at ?? -1) + 1).findLast(each => each != null);
   const curve = s => ({ label: s.label, stroke: s.stroke || colour(s.colour), width: 2, spanGaps: true, points: { show: places.length < 3 },
-    value: (u, v) => v == null ? "" : format(v) });
+    value: (...at) => known(...at) == null ? "" : format(known(...at)) });
   const rule = line => ({ label: line.label, stroke: colour("--soft"), width: 1, dash: line.dash, points: { show: false },
     value: (u, v) => v == null ? "" : format(v) });
   charts[id] = new uPlot({

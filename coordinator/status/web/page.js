@@ -3,7 +3,7 @@
 // peers, so they are set as textContent only.
 
 const bits = nats => nats / Math.LN2;
-const POLL_MS = 3000, AGAIN_MS = 2000, PARTIAL_SHOWN = 3;
+const POLL_MS = 3000, AGAIN_MS = 2000, PAGES_MS = 5000, PARTIAL_SHOWN = 3;
 
 let full = null, now = null, events = [], lastEvent = -1, fetching = false;
 
@@ -82,15 +82,21 @@ function steady(speed) {
 }
 
 function cards() {
-  const live = now.peers.filter(p => p.state !== "silent" && p.state !== "left");
   const speed = steady(now.tokens_per_s), newest = full.heldout[full.heldout.length - 1];
   const round = full.rounds[full.rounds.length - 1];
-  const facts = [["peers here", live.length], ["tokens per second", big(speed)], ["round", now.index],
+  const facts = [["peers here", now.num_here], ["tokens per second", big(speed)], ["round", now.index],
     ["held-out bits per byte", newest ? bits(newest.nats).toFixed(3) : "not yet"],
     ["of the last round covered", round ? (100 * round.coverage).toFixed(0) + "%" : "not yet"],
     ["since the last round", round ? span(Date.now() / 1000 - round.unix_s) : "not yet"]];
   for (const s of now.sources || [])
     facts.push([`of the text read is ${s.name}`, s.share == null ? "none yet" : (100 * s.share).toFixed(0) + "%"]);
+  const spent = now.energy || {};
+  if (spent.num_peers) {
+    facts.push([`kWh by ${several(spent.num_peers, "peer")} with a meter`, spent.kwh.toPrecision(3)]);
+    if (spent.joules_per_token != null) facts.push(["joules a token", spent.joules_per_token.toPrecision(3)]);
+    if (spent.carbon_kg != null)
+      facts.push(["kg of CO2" + (spent.carbon_share < 1 ? `, for ${(100 * spent.carbon_share).toFixed(0)}% of it` : ""), spent.carbon_kg.toPrecision(3)]);
+  }
   el("cards").replaceChildren(...facts.map(([name, value]) => {
     const card = make("div", null, "card");
     card.append(make("b", value), make("span", name));
@@ -163,16 +169,53 @@ function table(id, heads, rows) {
 
 const ORDERS = { name: (a, b) => a.name.localeCompare(b.name), counted: (a, b) => b.tokens_counted - a.tokens_counted,
   speed: (a, b) => b.tokens_per_s - a.tokens_per_s };
-el("order").onchange = () => { if (full) peers(); };
+// All rows come with the status while they are few. Pages of more are asked for one by one, and not more often than PAGES_MS.
+let page = 0, asked = null, askedAt = 0, typing = 0;
+const isPaged = () => now.num_peers > now.peers.length || now.num_away > (full.away || []).length;
+const searched = () => el("search").value.trim();
+function otherPeers() { page = 0; askedAt = 0; if (full) peers(); }
+el("order").onchange = otherPeers;
+el("search").oninput = () => { clearTimeout(typing); typing = setTimeout(otherPeers, 300); };
+el("back").onclick = () => { page -= 1; askedAt = 0; peers(); };
+el("next").onclick = () => { page += 1; askedAt = 0; peers(); };
+
+async function askPeers() {
+  if (document.hidden || Date.now() - askedAt < PAGES_MS) return;
+  askedAt = Date.now();
+  const query = asked = `page=${page}&order=${el("order").value}&search=${encodeURIComponent(searched())}`;
+  try {
+    const answer = await fetch(`api/peers?${query}`);
+    if (asked !== query) return; // another one was asked for meanwhile
+    if (answer.status === 400 && page) { page = 0; askedAt = 0; return; } // peers went, and the page with them
+    if (answer.ok) { const found = await answer.json(); peerRows(found.peers); pages("back", "next", "peer-page", found, found.num_found, "peer"); }
+  } catch (error) { /* the stream tells that the host is away */ }
+}
+
+// The buttons and the number of a page; hidden while everything is on one.
+function pages(first, last, label, at, count, thing) {
+  el(label).parentElement.hidden = at.num_pages < 2;
+  el(label).textContent = `page ${at.page + 1} of ${at.num_pages}, ${several(count, thing)}`;
+  el(first).disabled = at.page === 0;
+  el(last).disabled = at.page >= at.num_pages - 1;
+}
+
+const isFound = p => [p.name, p.nickname || "", p.team || "", p.peer].some(text => text.toLowerCase().includes(searched().toLowerCase()));
 
 const reach = p => p.outbound_only == null ? "" : p.outbound_only ? "others cannot connect" : "open";
 
 function peers() {
-  const heads = [["peer"], ["team", "x"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
-    ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
+  teams();
+  if (isPaged()) { askPeers(); return; }
   // Contributors that are away come with the whole status, once a round. One that has come back since is among those that are here.
   const here = new Set(now.peers.map(p => p.peer)), away = (full.away || []).filter(p => !here.has(p.peer));
-  table("peers", heads, now.peers.concat(away).sort(ORDERS[el("order").value]).map(p => {
+  el("peer-page").parentElement.hidden = true;
+  peerRows(now.peers.concat(away).filter(isFound).sort(ORDERS[el("order").value]));
+}
+
+function peerRows(rows) {
+  const heads = [["peer"], ["team", "x"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
+    ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
+  table("peers", heads, rows.map(p => {
     const who = make("span"), dot = make("i", null, "dot");
     dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
     who.append(dot, p.name);
@@ -185,11 +228,33 @@ function peers() {
       p.bytes_down == null ? "" : inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), p.last_seen_s == null ? "" : span(p.last_seen_s),
       p.state_root.slice(0, 8)];
   }));
-  const teams = now.teams || [];
-  el("teams").parentElement.parentElement.hidden = !teams.length;
-  table("teams", [["team"], ["peers", "n"], ["counted", "n"]],
-    teams.map(t => [make("bdi", t.team), String(t.num_peers), big(t.tokens_counted)]));
 }
+
+function teams() {
+  const rows = now.teams || [];
+  el("teams").parentElement.parentElement.hidden = !rows.length;
+  table("teams", [["team"], ["peers", "n"], ["counted", "n"]],
+    rows.map(t => [make("bdi", t.team), String(t.num_peers), big(t.tokens_counted)]));
+}
+
+// Rounds: the newest page comes with the status, and earlier ones when they are asked for.
+let roundPage = 0;
+async function rounds() {
+  if (!roundPage) {
+    timeline(full.rounds, names(), readRound);
+    const num_pages = full.rounds.length ? Math.ceil(full.num_rounds / full.rounds.length) : 1;
+    pages("newer", "older", "round-page", { page: 0, num_pages }, full.num_rounds, "round");
+    return;
+  }
+  const answer = await fetch(`api/rounds?page=${roundPage}`).catch(() => null);
+  if (!answer || !answer.ok) { roundPage = 0; rounds(); return; }
+  const at = await answer.json();
+  if (at.page !== roundPage) return;
+  timeline(at.rounds, { ...names(), ...at.names }, readRound);
+  pages("newer", "older", "round-page", at, full.num_rounds, "round");
+}
+el("older").onclick = () => { roundPage += 1; rounds(); };
+el("newer").onclick = () => { roundPage -= 1; rounds(); };
 
 // Neighbouring numbers get distant hues, for any number of experts.
 const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
@@ -212,7 +277,7 @@ function experts() {
     const name = make("span"), dot = make("i", null, "dot"), curve = full.heldout_experts[u.unit] || [];
     dot.style.background = expertColour(i);
     name.append(dot, u.unit);
-    const held = u.holders.map(p => by[p] || p.slice(-6)).join(", ");
+    const more = u.num_holders - u.holders.length, held = u.holders.map(p => by[p] || p.slice(-6)).join(", ") + (more > 0 ? `, ${more} more` : "");
     const last = areStages() ? speedOf(u.unit) : [curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
     return [name, held || (u.frozen ? make("span", `frozen: ${u.why}`, "bad") : "nobody yet"), String(u.index), String(u.kept_index),
       bytesOf(u.unit, "bytes_up"), bytesOf(u.unit, "bytes_down"), ...last];
@@ -223,7 +288,8 @@ function lanes() {
   const by = names(), rows = now.lanes || [];
   el("lanes").hidden = !rows.length;
   table("lanes", [["lane"], ["a replica of each stage", "w"], ["tokens/s", "n"]], rows.map(l => [String(l.lane),
-    l.members.map(stage => stage.map(p => by[p] || p.slice(-6)).join(" + ") || "nobody").join(", "), big(l.tokens_per_s)]));
+    l.members.map(stage => stage.map(p => by[p] || p.slice(-6)).join(" + ") || "nobody").join(", "), big(l.tokens_per_s)])
+    .concat(now.num_lanes > rows.length ? [[`${now.num_lanes - rows.length} more`, "", ""]] : []));
   partialLanes();
 }
 
@@ -317,7 +383,7 @@ async function readAll() {
     now = { ...now, ...full };
     curves();
     tasks();
-    timeline(full.rounds, names(), readRound);
+    rounds();
     checkpoints();
   } finally { setTimeout(() => { fetching = false; }, AGAIN_MS); }
 }
@@ -353,7 +419,7 @@ function listen() {
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 30000);
   };
 }
-const redraw = () => { if (full) { curves(); tasks(); timeline(full.rounds, names(), readRound); } };
+const redraw = () => { if (full) { curves(); tasks(); rounds(); } };
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 150); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

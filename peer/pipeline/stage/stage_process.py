@@ -117,7 +117,8 @@ class StageProcess:
                     if vector_N is not None:
                         self._process.vectors.write(Area.IN, vector_N)
                     # send a started order to its end, or the next one would be read as the rest of it
-                    with trio.CancelScope(shield=True):
+                    with trio.fail_after(ANSWER_WITHIN_S) as sending:
+                        sending.shield = True
                         for piece in with_bytes(frame(order), blob):
                             await stream.send_all(piece)
                 await pending.answered.wait()

@@ -58,7 +58,8 @@ function show(s) {
   el("state").textContent = s.state === "training" || s.state === "paused" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
   el("state").className = `chip ${s.state}`;
   el("reason").textContent = s.state === "training" ? "" : s.reason;
-  el("waiting").textContent = [s.trouble, s.offline, s.offline || s.trouble.includes(" is full: ") ? "" : s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.offline || s.trouble ? "" : s.round_waiting]
+  const isTold = s.round_target_tokens > 0 && s.round_waiting.startsWith("training: round ");  // beside the bar
+  el("waiting").textContent = [s.trouble, s.offline, s.offline || s.trouble.includes(" is full: ") ? "" : s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.offline || s.trouble || isTold ? "" : s.round_waiting]
     .filter((text, i, all) => text && !s.reason.includes(text) && all.indexOf(text) === i).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
@@ -93,10 +94,18 @@ function show(s) {
     ["card's memory", inBytes(s.gpu_memory_bytes)],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
+    ["energy since the start", energy(s)],
     ["processor's temperature", s.cpu_celsius == null ? "" : `${s.cpu_celsius.toFixed(0)} °C`],
     ["disk", `${inBytes(s.disk_bytes)}` + (s.disk_files_bound_bytes ? `, at most ${inBytes(s.disk_files_bound_bytes)} and a log of the rounds` : "")],
     ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
     ["team", s.team], ["version", s.version], ["peer id", s.peer]]);
+}
+
+function energy(s) {
+  if (s.energy_joules == null) return s.energy_note ? `not known: ${s.energy_note}` : "";
+  const kwh = s.energy_joules / 3.6e6;
+  return [`${kwh.toPrecision(3)} kWh`, s.tokens_trained ? `${(s.energy_joules / s.tokens_trained).toPrecision(3)} J a token` : "",
+    s.grid_g_per_kwh == null ? "" : `${(kwh * s.grid_g_per_kwh / 1000).toPrecision(3)} kg of CO2`].filter((text) => text).join(", ");
 }
 
 function cardLine(c) {

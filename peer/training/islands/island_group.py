@@ -12,6 +12,7 @@ import trio
 from peer.training.islands.island import Island
 from peer.training.islands.sums_core import names_of
 from peer.training.plan.card_state import CardState
+from peer.training.worker_channel import ProfileOrder, Reply
 from peer.training.worker_errors import DoesNotFit
 
 T = TypeVar("T")
@@ -46,6 +47,10 @@ class IslandGroup:
                 for island in self.active:
                     nursery.start_soon(wait_for, island, nursery.cancel_scope)
         return ready
+
+    async def profile(self, order: ProfileOrder) -> Reply | None:
+        """Have the first island that is there record its next steps."""
+        return await (await self.ready())[0].profile(order)
 
     def leave_behind(self, ready: Collection[Island], units: Collection[int], schedule_tokens: int) -> None:
         """All islands but these load the anchors of these units once they are back."""

@@ -54,6 +54,7 @@ class IslandTrainer:
 
         self._is_held, self._held_because = False, OWNER_HOLDS
         self._record: Record = nowhere
+        self.profile = self._islands.profile
 
     # --- the Trainer interface ---
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from peer.training.plan.card_plan import CardPlan, Checkpointing, Precision
 from protocol.run.training_sections import InnerSection
@@ -19,6 +19,9 @@ from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import EMBEDDING, LayerActivations, ModelConfig, layer_of, num_values
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from protocol.tensors.tensor_schema import TensorSpec
+
+if TYPE_CHECKING:
+    from protocol.run.manifest import RunConfig
 
 VALUE_BYTES: Final = 4
 PRECISION_BYTES: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -133,6 +136,13 @@ def stage_load(stages: StageMap, stage: int, num_kept: int) -> CardLoad:
         has_head=stages.is_last(stage),
         num_kept=num_kept,
     )
+
+
+def run_load(run: RunConfig, experts: Sequence[int] = ()) -> CardLoad:
+    """The part of a run's model that a card trains, of a run without stages. `experts`: those held there, the first one if none."""
+    if run.mixture is not None:
+        return experts_load(run.model, run.mixture, tuple(experts) or (0,))
+    return adapter_load(run.model, run.adapter.config) if run.adapter is not None else whole_load(run.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ The order is a hash of run, unit, index and peer. It leaves out the commit id: a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from hashlib import sha256
 
 from protocol.ids import PeerId, RunId, UnitName
+from protocol.rounds.lineage.quorum import by_hash
 
 
 def evaluator_order(run_id: RunId, unit: UnitName, index: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -16,7 +16,7 @@ def evaluator_order(run_id: RunId, unit: UnitName, index: int, peers: Iterable[P
     roster, of an expert those of the spine's roster that hold it, with the expert's name as the unit.
     """
     prefix = b"evaluate" + run_id + unit.encode() + index.to_bytes(8, "big")
-    return tuple(sorted(frozenset(peers), key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
+    return by_hash(prefix, frozenset(peers))
 
 
 def is_turn_of(me: PeerId, order: Iterable[PeerId], is_here: Callable[[PeerId], bool]) -> bool:

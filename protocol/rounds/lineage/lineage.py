@@ -13,7 +13,7 @@ Rules: R22, R23 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
@@ -92,17 +92,16 @@ class CommitTree:
 
     def common(self, one: CommitId, other: CommitId) -> CommitId | None:
         """The newest commit behind both, None when the fork lies deeper than the tree."""
-        behind: set[CommitId] = set()
-        here: CommitId | None = one
-        while here is not None and here in self.nodes:
-            behind.add(here)
-            here = self.nodes[here].link.parent
-        here = other
-        while here is not None and here in self.nodes:
-            if here in behind:
-                return here
-            here = self.nodes[here].link.parent
-        return None
+        of_one = {link.commit for link in self.behind(one)}
+        return next((link.commit for link in self.behind(other) if link.commit in of_one), None)
+
+    def behind(self, commit: CommitId) -> Iterator[ChainLink]:
+        """A commit and its ancestors as far as the tree goes, newest first."""
+        node = self.nodes.get(commit)
+        while node is not None:
+            yield node.link
+            parent = node.link.parent
+            node = None if parent is None else self.nodes.get(parent)
 
     def pruned(self, head: CommitId) -> CommitTree:
         """The tree without commits more than MAX_DEPTH behind the head, on any branch, and with light links NUM_WHOLE behind it;

@@ -1,8 +1,8 @@
 """Milestones: commits from which a lineage may begin as from the genesis, because the host signed them (R26). Pure.
 
-The host signs one in MILESTONE_EVERY commits, once it is settled, and nothing but commits that it verified itself. So peers need
-not keep certificates for ever, and a newcomer verifies those since the newest milestone only. A milestone decides nothing: which
-lineage is followed, and what is voted on, follows from certificates. A peer that has commits never goes back because of one.
+The host signs one in MILESTONE_EVERY commits, once SETTLED commits follow it, and nothing but commits that it verified itself. So
+peers need not keep certificates for ever, and a newcomer verifies those since the newest milestone only. A milestone decides nothing:
+which lineage is followed, and what is voted on, follows from certificates. A peer that has commits never goes back because of one.
 
 An envelope of domain MILESTONE_DOMAIN holds a `Milestone` (messages/start.py); its sequence is the commit's index.
 

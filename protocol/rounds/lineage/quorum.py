@@ -14,11 +14,16 @@ from protocol.rounds.messages.messages import Leave
 from protocol.rounds.messages.record import Ballot
 
 
+def by_hash(prefix: bytes, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Peers in the order of SHA-256 over `prefix` and the peer: one order for all that know the prefix, which favours nobody."""
+    return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
+
+
 def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
     """The one peer whose half wins a 2 : 2 split: lowest hash of (run, peer). It depends on the run, not on the unit, so all stages
     of a pipeline that is split in two stop on the same side.
     """
-    return min(roster, key=lambda peer: (sha256(b"tie" + run_id + peer.encode()).digest(), peer))
+    return by_hash(b"tie" + run_id, roster)[0]
 
 
 def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]) -> bool:
@@ -55,7 +60,7 @@ def opener_order(
     unit, index, attempt and peer: no leader can choose the next one by what it writes into its record.
     """
     prefix = b"opener" + run_id + unit.encode() + index.to_bytes(8, "big") + attempt.to_bytes(8, "big")
-    return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
+    return by_hash(prefix, peers)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,6 +22,7 @@ from protocol.identity.envelope import enveloped, open_envelope
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.turns import TURNS, keeps_voters, roster_by_turns, turns_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
 from protocol.rounds.messages.messages import Member, Proposal, ResultHeader
@@ -32,7 +33,7 @@ ROUND_DOMAIN: Final = "potluck round"
 """Domain tag of every signed round message; claims, sums and result headers use it too."""
 
 SIGNED: Final = 1
-"""Rules of a record whose statements are signed by those whom they are about. A record with other rules is of a newer release."""
+"""Rules of a record whose statements are signed by those whom they are about. With TURNS they are as well, and with no others."""
 
 CAP_FACTOR: Final = 4
 """A member's weight is at most this many times the median of the members' tokens (R10)."""
@@ -71,8 +72,8 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         return "a record without the signatures that this run asks for; expected one of this release"
     if not record.rules:
         return ""
-    if record.rules != SIGNED:
-        return f"a record with rules {record.rules}; expected {SIGNED}: install the newest release"
+    if record.rules not in (SIGNED, TURNS):
+        return f"a record with rules {record.rules}; expected {SIGNED} or {TURNS}: install the newest release"
     return (
         _claims_problem(parent, record, check)
         or _sums_problem(parent, record, check)
@@ -270,14 +271,28 @@ def _most_cap(tokens: Sequence[int], target_tokens: int) -> int:
     return (LATE_FACTOR if len(tokens) >= MANY else 1) * weight_cap(tokens, target_tokens)
 
 
-def low_cap_problem(parent: ChainLink, record: CommitRecord) -> str:
+def low_cap_problem(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> str:
     """Why a weight cap is too low; empty where it is not. It would count everybody's work as next to nothing. Only voters ask, of new
     records: what was committed stands.
+
+    Args:
+        members: peers that took part, as far as they are known here. A member that the record leaves out whole lowered the cap when it
+            was proposed, by as few tokens as it may have had; a peer of which only the leader tells did not.
     """
-    least = weight_cap((entry.tokens for entry in record.contributors), parent.target_tokens) // LATE_FACTOR
-    if record.weight_cap_tokens >= least:
-        return ""
-    return f"a weight cap of {record.weight_cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return _low_problem(record.weight_cap_tokens, _least_cap(parent, record, members))
+
+
+def _low_problem(cap_tokens: int, least: int) -> str:
+    if cap_tokens < least:
+        return f"a weight cap of {cap_tokens} tokens; expected at least {least} by the signed tokens"
+    return ""
+
+
+def _least_cap(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> int:
+    left_out = {entry.peer for part in record.slices for entry in part.omitted}.intersection(members)
+    left_out.difference_update(entry.peer for entry in record.contributors)
+    tokens = [*(entry.tokens for entry in record.contributors), *[1] * len(left_out)]
+    return weight_cap(tokens, parent.target_tokens) // LATE_FACTOR
 
 
 def most_credited(parent: ChainLink) -> int:
@@ -338,13 +353,18 @@ def next_roster(
     room: int = MAX_MEMBERS,
 ) -> tuple[PeerId, ...]:
     """The voters of the next round: every contributor, then voters of the parent as far as there is room, those that are alive first,
-    then `others` that may be. Dead ones are dropped only as far as the rules allow; the next commits drop the rest.
+    then `others` that may be. Dead ones are dropped only as far as the rules allow; the next commits drop the rest. If all
+    do not fit and no majority of the parent's voters would be among them, contributors are drawn (turns.py).
     """
     chosen = dict.fromkeys(contributors)
+    fewest, counted = fewest_voters(parent, left), list(chosen)
     kept = [peer for peer in parent.roster if peer not in chosen and peer not in left]
     here = [*(peer for peer in kept if peer in alive), *(peer for peer in kept if peer in others and peer not in alive)]
     chosen.update(dict.fromkeys(here[: max(0, room - len(chosen))]))
-    missing = fewest_voters(parent, left) - len(chosen)
+    if len(counted) + len(here) > room and not keeps_voters(parent, chosen, 1 + len(parent.roster) // 2):
+        standing = [peer for peer in parent.roster if peer not in left]
+        return roster_by_turns(parent, counted, standing, here, fewest, room)
+    missing = fewest - len(chosen)
     chosen.update(dict.fromkeys([peer for peer in kept if peer not in chosen][: max(0, missing)]))
     return tuple(sorted(chosen))
 
@@ -354,10 +374,10 @@ def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[Pe
     stranger = next((peer for peer in record.roster if peer not in contributors and peer not in parent.roster), None)
     if stranger is not None:
         return f"{short(stranger)} is to vote next, but neither voted before nor contributed"
-    dropped = next((peer for peer in contributors if peer not in roster and peer not in left), None)
-    if dropped is not None:
-        return f"{short(dropped)} contributed and is not to vote next; nobody who takes part is left out"
     fewest = fewest_voters(parent, left)
+    unfair = turns_problem(parent, record, left, fewest)
+    if unfair:
+        return unfair
     if not record.lone and len(roster) < fewest:
         return f"the next roster has {len(roster)} voters of {len(parent.roster)} now; expected at least {fewest}"
     for peer, incarnation in zip(record.roster, record.incarnations, strict=True):

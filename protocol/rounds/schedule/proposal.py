@@ -20,6 +20,7 @@ from protocol.rounds.lineage.record_rules import (
     next_roster,
     recorded_cap,
 )
+from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_SLICES
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import (
@@ -135,6 +136,7 @@ def make_record(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
     )
     roster = voters.next_after(parent, contributors, is_lone=proposal.lone)
+    is_in_turns = bool(left_out((entry.peer for entry in contributors), roster, voters.gone))
     return CommitRecord(
         unit=proposal.unit,
         parent=parent.commit,
@@ -153,7 +155,7 @@ def make_record(
         lone=proposal.lone,
         spine=proposal.spine,
         result_codec=proposal.result_codec,
-        rules=SIGNED,
+        rules=max(parent.rules, TURNS if is_in_turns else SIGNED),
         attestations=attestations,
     )
 
@@ -170,15 +172,19 @@ class Voters:
     others: frozenset[PeerId] = frozenset()
     room: int = MAX_MEMBERS
 
+    @property
+    def gone(self) -> frozenset[PeerId]:
+        """Voters that said goodbye and are not back."""
+        return self.left - self.alive
+
     def next_after(
         self, parent: ChainLink, contributors: Sequence[Contributor], *, is_lone: bool
     ) -> tuple[PeerId, ...]:
         """The next roster (R3). Of a lone commit these are all that take part, as far as they voted before or contributed."""
-        gone = self.left - self.alive
-        peers = [entry.peer for entry in contributors if entry.peer not in gone]
+        peers = [entry.peer for entry in contributors if entry.peer not in self.gone]
         if is_lone:
             return tuple(sorted({*peers, *(peer for peer in parent.roster if peer in self.alive)}))
-        return next_roster(parent, peers, self.alive, gone, self.others, self.room)
+        return next_roster(parent, peers, self.alive, self.gone, self.others, self.room)
 
 
 def _slice_records(results: Sequence[ResultHeader], known: Collection[PeerId]) -> tuple[SliceRecord, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from averaging.curves.curve import CurvePoint
-from averaging.curves.page_curve import curve_of_status
+from averaging.curves.page_curve import curve_of_page, curve_of_status
 from protocol.errors import UnreachableError
 
 
@@ -30,3 +30,18 @@ def test_rounds_and_losses_of_the_page_become_points_and_nonsense_is_left_out() 
     )
     with pytest.raises(UnreachableError, match="no host's page at http://other"):
         curve_of_status({"hello": 1}, "http://other")
+
+
+def test_the_rounds_of_all_pages_are_in_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"index": index, "total_tokens": 100 * index, "members": ["a"], "unix_s": index} for index in range(1, 131)]
+
+    def answer(url: str) -> dict[str, object]:
+        if url.endswith("/api/status"):
+            return {"run": "tiny", "rounds": rows[-60:], "num_rounds": 130}
+        page = int(url.rpartition("page=")[2])
+        stop = len(rows) - 60 * page
+        return {"rounds": rows[max(0, stop - 60) : stop], "num_pages": 3}
+
+    monkeypatch.setattr("averaging.curves.page_curve.get_json", answer)
+    monkeypatch.setattr("averaging.host.http_client.get_json", answer)
+    assert [point.index for point in curve_of_page("http://127.0.0.1:1/").points] == list(range(1, 131))

@@ -42,6 +42,11 @@ def test_a_given_folder_is_the_only_one_that_is_looked_in(tmp_path: Path) -> Non
     assert find_base(tmp_path / "checkpoints" / "3", ADAPTER, other)[0].parent == other
 
 
+def test_a_base_that_a_peer_keeps_apart_from_its_text_is_found(tmp_path: Path) -> None:
+    data = _data(tmp_path / "data" / "weights")
+    assert find_base(tmp_path / "runs/ab/checkpoints/3", ADAPTER) == tuple(data / name for name in NAMES)
+
+
 def test_a_part_of_a_base_is_none(tmp_path: Path) -> None:
     (_data(tmp_path / "data") / NAMES[1]).unlink()
     with pytest.raises(ConfigError, match="is not in"):

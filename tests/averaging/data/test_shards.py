@@ -15,6 +15,7 @@ from averaging.data.shards import (
     DatasetManifest,
     ShardCache,
     ShardEntry,
+    ShardPart,
     ShardPath,
     TextBytes,
     TokenizerEntry,
@@ -119,6 +120,31 @@ def test_the_cache_stays_within_its_bound(tmp_path: Path) -> None:
         cache.put(_entry(large), large)
     assert cache.has(_entry(small))
     assert not cache.has(_entry(large))
+
+
+@pytest.mark.parametrize("split", ["start", "base"])
+def test_weights_of_any_size_lie_beside_the_text_and_take_none_of_its_room(tmp_path: Path, split: ShardPart) -> None:
+    weights, text, more = bytes(1000), b"x" * 100, b"y" * 100
+    entry = _entry(weights).model_copy(update={"split": split, "num_tokens": 500})
+    cache = ShardCache(tmp_path, max_bytes=150)
+    cache.put(entry, weights)
+    cache.put(_entry(text), text)
+    for each in (cache, ShardCache(tmp_path, max_bytes=150)):
+        assert each.has(entry)
+        assert each.whole(entry).read_bytes() == each.read(entry.sha256) == weights
+    with pytest.raises(StorageError, match="at most 150"):
+        cache.put(_entry(more), more)
+    cache.path(entry.sha256).write_bytes(b"damaged")
+    again = ShardCache(tmp_path, max_bytes=150)
+    assert not again.has(entry)
+    again.put(entry, weights)
+    assert again.has(entry)
+
+
+def test_weights_that_were_stored_among_the_text_are_found(tmp_path: Path) -> None:
+    entry = _entry(b"old weights.").model_copy(update={"split": "base"})
+    (tmp_path / entry.sha256).write_bytes(b"old weights.")
+    assert ShardCache(tmp_path).has(entry)
 
 
 def test_a_shard_of_wide_tokens_is_read_as_wide_tokens(tmp_path: Path) -> None:

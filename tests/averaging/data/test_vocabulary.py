@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from averaging.data import vocabulary
 from averaging.data.packing.read_back import ReadBackTokenizer
 from averaging.data.sources.texts import Text
-from averaging.data.tokenizer import ByteTokenizer
+from averaging.data.tokenizer import ByteTokenizer, within
 from averaging.data.vocabulary import FileTokenizer, open_tokenizer, train_bpe
 from protocol.errors import ConfigError, MachineError
 from protocol.run.data_section import DataSection
@@ -226,3 +227,38 @@ def test_a_marked_text_has_its_special_tokens_and_a_token_counts_if_a_part_of_it
     back = ReadBackTokenizer(tokenizer)
     assert back.encode_marked(text, spans)[1].tolist() == counted.tolist()
     assert back.loss == ""
+
+
+KINDS = {
+    "bytes in merges": train_bpe([Text("hello there, größer 🐈 you ".encode() * 50, "train")], 300).file or b"",
+    "words, and nothing of white space": WORDS.encode(),
+    "prefixes of words": json.dumps(
+        {
+            "version": "1.0",
+            "normalizer": {"type": "Lowercase"},
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+            "model": {
+                "type": "Unigram",
+                "unk_id": 0,
+                "vocab": [["<unk>", 0.0], ["_", -1.0], ["_he", -2.0], ["llo", -2.0]],
+            },
+        }
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_that_count_are_those_with_a_part_in_a_span_by_all_their_places(kind: str, seed: int) -> None:
+    drawn = random.Random(seed)
+    tokenizer = FileTokenizer(KINDS[kind], "it", end=0)
+    letters = "".join(drawn.choices(["hello ", "pot", "luck", "é", "🐈", "  ", "[STOP]", "<|end|>", "\n", "x"], k=40))
+    cuts = sorted(drawn.sample(range(len(letters) + 1), 8))
+    spans = [(begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=True) if begin < end]
+    rules = Tokenizer.from_str(KINDS[kind].decode())
+    offsets = np.array(rules.encode(letters, add_special_tokens=False).offsets or np.zeros((0, 2)), dtype=np.int64)
+    expected = within(offsets[:, 0], offsets[:, 1], spans)
+    in_bytes = [(len(letters[:begin].encode()), len(letters[:end].encode())) for begin, end in spans]
+    tokens, counted = tokenizer.encode_marked(letters.encode(), in_bytes)
+    assert len(tokens) == len(offsets)
+    assert counted.tolist() == expected.tolist()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.clocks import SystemClock
-from coordinator.admission.rpc import ServerTls, caller_host, open_rpc_server
+from coordinator.admission.rpc import MAX_CALLS_OF_ONE, MAX_WATCHES, ServerTls, _Shell, caller_host, open_rpc_server
 from protocol.host.calls import TLS_SERVER_NAME
 from tests.coordinator.host_world import open_host
 
@@ -37,6 +40,80 @@ WITHIN_S = 60.0
 )
 def test_caller_is_known_by_its_ip_address_alone(peer: str, host: str) -> None:
     assert caller_host(peer) == host
+
+
+class _Aborted(Exception):
+    """A call was refused."""
+
+
+class _Context:
+    """A call's context: the address that it came from, and why it was refused."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self.reason = ""
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def abort(self, _code: grpc.StatusCode, reason: str, *, trailing_metadata: object = ()) -> None:
+        self.reason = reason
+        raise _Aborted(reason)
+
+
+class _Thread:
+    """A bridge over which nothing comes back until `done` is set."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+
+    async def call_trio(self, _function: object, *_args: object) -> bytes:
+        await self.done.wait()
+        return b"answer"
+
+
+def test_a_storm_of_calls_from_one_address_is_refused_by_name_and_others_are_answered() -> None:
+    async def storm() -> None:
+        thread: Any = _Thread()
+        answered: Counter[tuple[str, str]] = Counter()
+        shell = _Shell(cast("Any", None), thread, answered)
+        handle = shell.unary("Report", cast("Any", None)).unary_unary
+        assert handle is not None
+        from_one = [_Context(f"ipv4:192.0.2.1:{port}") for port in range(MAX_CALLS_OF_ONE + 3)]
+        other = _Context("ipv6:[2001:db8::1]:7000")
+        calls = [asyncio.ensure_future(handle(b"", cast("Any", context))) for context in (*from_one, other)]
+        await asyncio.sleep(0)
+        thread.done.set()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert outcomes.count(b"answer") == MAX_CALLS_OF_ONE + 1
+        assert outcomes[-1] == b"answer"
+        assert [context.reason for context in from_one if context.reason] == [
+            f"{MAX_CALLS_OF_ONE} calls from 192.0.2.1 at a time; expected fewer; try again in some seconds"
+        ] * 3
+        assert (answered["Report", "ok"], answered["Report", "refused"]) == (MAX_CALLS_OF_ONE + 1, 3)
+        assert await handle(b"", cast("Any", _Context("ipv4:192.0.2.1:9"))) == b"answer", "the storm is over"
+
+    asyncio.run(storm())
+
+
+def test_watches_beyond_their_own_bound_are_refused_and_take_no_place_of_a_call() -> None:
+    async def watch() -> None:
+        thread: Any = _Thread()
+        shell = _Shell(cast("Any", None), thread, Counter())
+        handle = shell.watch().unary_stream
+        assert handle is not None
+        thread.done.set()
+        thread.call_trio = _asked
+        shell._num_watches = MAX_WATCHES
+        context = _Context("ipv4:192.0.2.1:1")
+        with pytest.raises(_Aborted, match=f"{MAX_WATCHES} watches of the run are open"):
+            await anext(handle(b"", cast("Any", context)))
+        assert shell._num_watches == MAX_WATCHES
+
+    async def _asked(_limited: object, call: Callable[[bytes], Awaitable[bytes]], request: bytes) -> bytes:
+        return await call(request)
+
+    asyncio.run(watch())
 
 
 class StockClient:

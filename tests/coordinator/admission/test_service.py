@@ -18,11 +18,13 @@ from protocol.errors import (
     RemoteProtocolError,
     RunOverError,
     SupersededError,
+    TemporaryError,
     VersionError,
 )
 from protocol.host.calls import START_DOMAIN, decode_admit_reply, decode_checkpoints
+from protocol.host.host_statements import HostStatements
 from protocol.host.report_delta import report_digest, shortened
-from protocol.host.reports import HeldoutResult, HostStatements, PeerReport, UnitStanding, decode_report_reply
+from protocol.host.reports import HeldoutResult, PeerReport, UnitStanding, decode_report_reply
 from protocol.identity.credential import check_credential, make_request, make_tls_key
 from protocol.identity.envelope import first_sequence, open_envelope
 from protocol.identity.identity import Identity
@@ -31,7 +33,7 @@ from protocol.ids import PROTOCOL_VERSION, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
-from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
+from tests.coordinator.host_world import RUN_TOML, SECRET, UNIT, HostWorld, open_host
 from tests.virtual import VirtualClock
 
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
@@ -93,6 +95,20 @@ async def test_newcomer_gets_credential_manifest_and_data(tmp_path: Path, autoju
             await host.service.admit(host.admit_request(PEERS[1]))
         again = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0], invite_secret=b"")))
         assert again.credential != reply.credential
+
+
+async def test_a_full_run_lets_a_peer_that_is_here_in_again_and_refuses_a_newcomer(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    toml = RUN_TOML.replace("[model]", "max_members = 2\nmax_peers = 2\n[model]")
+    with open_host(tmp_path, toml=toml) as host:
+        host.invite()
+        for peer in PEERS[:2]:
+            await host.service.admit(host.admit_request(peer))
+            await host.service.report(host.report(peer, READY))
+        assert decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0]))).credential
+        with pytest.raises(TemporaryError, match="the run is full, with 2 peers"):
+            await host.service.admit(host.admit_request(PEERS[2]))
 
 
 @pytest.mark.parametrize(

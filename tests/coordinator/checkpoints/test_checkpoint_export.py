@@ -25,6 +25,7 @@ from peer.models.merging import holder_model
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
+from tests.averaging.data.chat.chat_world import CHATML, chat_template, chat_tokenizer
 from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import (
     MIXTURE,
@@ -133,6 +134,42 @@ def test_a_runs_own_tokenizer_goes_out_with_its_end_mark(with_words: Path, tmp_p
     model = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
     tokens = model.generate(torch.tensor([[100, 101]]), do_sample=False, pad_token_id=0)[0]
     assert len(tokens) == 12 or tokens[-1] == stored.end
+
+
+def test_an_export_has_the_chat_template_and_transformers_puts_questions_as_training_did(tmp_path: Path) -> None:
+    words, template = chat_tokenizer(), chat_template()
+    tokenizer = RunTokenizer(words.file or b"", words.end)
+    path = checkpoint_of(tmp_path, decoder(vocab_size=300), tokenizer=tokenizer, template=template.file_bytes())
+    out = tmp_path / "out"
+    assert set(export_checkpoint(path, out).files) == ALL_FILES | {"chat_template.jinja"}
+    theirs = AutoTokenizer.from_pretrained(out, local_files_only=True)
+    talk = [{"role": "user", "content": "größer?"}, {"role": "assistant", "content": "potluck"}]
+    found = theirs.apply_chat_template(talk, tokenize=True, return_dict=False)
+    text = "<|im_start|>user\ngrößer?<|im_end|>\n<|im_start|>assistant\npotluck<|im_end|>\n"
+    assert found == words.encode_marked(text.encode(), ())[0].tolist()
+    assert theirs.apply_chat_template(talk[:1], tokenize=False, add_generation_prompt=True).endswith("assistant\n")
+    assert (theirs.bos_token, theirs.eos_token) == ("<|im_start|>", "<|im_end|>"), "as in the run's files"
+    (out / "chat_template.jinja").unlink()
+    older = AutoTokenizer.from_pretrained(out, local_files_only=True)
+    assert older.chat_template == CHATML, "programs that read no file of its own"
+    generation = json.loads((out / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == sorted({words.end, template.end})
+
+
+def test_a_run_on_bytes_exports_its_chat_template_too(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path, decoder(), template=chat_template(end=256).file_bytes())
+    export_checkpoint(path, tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    asked = theirs.apply_chat_template([{"role": "user", "content": "é"}], tokenize=True, return_dict=False)
+    assert bytes(asked) == "<|im_start|>user\né<|im_end|>\n".encode()
+    assert theirs.eos_token_id == 256
+
+
+def test_a_chat_template_that_is_damaged_is_not_exported(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path, decoder(), template=chat_template(end=256).file_bytes())
+    (path / "chat.json").write_bytes(b"{}")
+    with pytest.raises(StorageError, match=r"chat\.json has SHA-256"):
+        export_checkpoint(path, tmp_path / "out")
 
 
 def test_tokenizer_of_another_model_goes_out_as_it_was_trained_with(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ from coordinator.checkpoints.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.chain_log import ChainLog
 from coordinator.progress.run_core import Phase, RunState
-from coordinator.progress.run_view import PeerEntry
 from coordinator.progress.stage_offsets import StageOffsets, seen
 from protocol.errors import StorageError, UnreachableError
 from protocol.host.calls import NO_COMMIT, NO_ROOT

@@ -60,6 +60,7 @@ def checkpoint_of(
     scale: float = 10.0,
     tokenizer: RunTokenizer | None = None,
     anchor_N: torch.Tensor | None = None,
+    template: bytes = b"",
 ) -> Path:
     """A checkpoint with these weights, or some large enough that every part of the model matters, norms that are not all one
     included.
@@ -70,7 +71,15 @@ def checkpoint_of(
         anchor_N = genesis_anchor(schema, 5) * scale + genesis_anchor(schema, 6)
     state = UnitState(schema.unit, CommitId(b"c" * 32), 3, 600, anchor_N, torch.zeros_like(anchor_N))
     what = CheckpointContent(
-        "run", "ab" * 32, schema, grid, config.model_dump(), state, state_root(state, grid), tokenizer
+        "run",
+        "ab" * 32,
+        schema,
+        grid,
+        config.model_dump(),
+        state,
+        state_root(state, grid),
+        tokenizer,
+        template=template,
     )
     return folder / write_checkpoint(folder, what, now_unix_s=7).path
 

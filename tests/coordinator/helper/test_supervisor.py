@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, cast
 
 import psutil
+import structlog.testing
 import trio
 import trio.testing
 
@@ -51,6 +52,7 @@ class Scene:
 
     folder: Path
     are_hidden: list[bool] = field(default_factory=list)
+    is_over: bool = False
     started: list[tuple[float, tuple[str, ...], FakeProcess]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -62,6 +64,7 @@ class Scene:
             first_port=0,
             clock=VirtualClock(),
             are_hidden=lambda: self.are_hidden,
+            is_over=lambda: self.is_over,
             issue_invite=self.issue,
             say=self.said.append,
             start=self.start,
@@ -103,6 +106,25 @@ async def test_a_helper_is_started_when_it_is_needed_again_when_it_ended_and_sto
         assert third.poll() is None
         nursery.cancel_scope.cancel()
     assert third.returncode == 0
+
+
+async def test_a_helper_of_a_complete_run_is_left_to_end_and_never_started_again(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = Scene(tmp_path / "helper", are_hidden=[True, True])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_helper, scene.context())
+        await trio.sleep(2 * LOOK_EVERY_S)
+        ((_, _, helper),) = scene.started
+        scene.is_over, scene.are_hidden = True, []
+        await trio.sleep(2 * KEPT_FOR_S)
+        assert helper.poll() is None
+        helper.returncode, scene.are_hidden = 0, [True, True]
+        with structlog.testing.capture_logs() as logs:
+            await trio.sleep(2 * KEPT_FOR_S)
+        nursery.cancel_scope.cancel()
+    assert len(scene.started) == len(scene.said) == 1
+    assert [(line["event"], line["log_level"]) for line in logs] == [("helper_ended", "info")]
 
 
 def test_a_helper_takes_the_wanted_port_unless_it_or_the_next_is_in_use() -> None:

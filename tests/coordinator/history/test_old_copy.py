@@ -15,7 +15,8 @@ from coordinator.history.history_rows import begins_at
 from coordinator.history.run_history import HistoryPlace, RunHistory
 from coordinator.ledger.ledger import START_RECORD
 from protocol.errors import RemoteProtocolError
-from protocol.host.reports import HostStatements, PeerReport, ReportReply
+from protocol.host.host_statements import HostStatements
+from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.identity import Identity
 from protocol.rounds.lineage.milestones import seal_milestone
 from protocol.rounds.messages.start import Milestone

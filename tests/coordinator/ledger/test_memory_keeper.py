@@ -16,9 +16,10 @@ from coordinator.ledger.ledger import CommitRow, Ledger
 from coordinator.ledger.ledger_damage import COUNT_ROW
 from coordinator.ledger.memory_keeper import NEWEST_APART, WRITE_EVERY_S, MemoryKeeper
 from coordinator.ledger.run_memory import MAX_EVENTS
+from coordinator.presence.presence import FORGET_S, LIVE_S
 from coordinator.progress.chain_log import ChainLog
 from coordinator.progress.run_events import EventBook, event_row
-from coordinator.progress.run_view import FORGET_S, LIVE_S, status_json
+from coordinator.progress.run_view import status_json
 from coordinator.status import local_view
 from protocol.errors import StorageError
 from protocol.host.reports import PeerReport

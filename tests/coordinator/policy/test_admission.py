@@ -28,7 +28,7 @@ FRESH = AdmissionFacts(
     is_banned=False,
     is_run_over=False,
     num_live_peers=0,
-    max_members=64,
+    max_peers=64,
 )
 
 
@@ -38,6 +38,12 @@ def test_admits_a_newcomer_with_a_fresh_invite() -> None:
 
 def test_admits_a_known_peer_again_without_burning_an_invite() -> None:
     assert decide_admission(replace(FRESH, is_admitted=True, invite=None), NOW).verdict is Verdict.ADMIT_AGAIN
+
+
+def test_a_full_run_lets_a_known_peer_in_and_no_newcomer() -> None:
+    full = replace(FRESH, num_live_peers=64)
+    assert decide_admission(replace(full, is_admitted=True, invite=None), NOW).verdict is Verdict.ADMIT_AGAIN
+    assert type(decide_admission(full, NOW).error) is TemporaryError
 
 
 @pytest.mark.parametrize(

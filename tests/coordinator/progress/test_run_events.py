@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.ledger.run_memory import MAX_EVENTS
+from coordinator.presence.presence import LIVE_S, PeerEntry
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook
-from coordinator.progress.run_view import LIVE_S, MissingCommits, PeerEntry, RunPicture, TimedRound
+from coordinator.progress.run_view import MissingCommits, RunPicture, TimedRound
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
@@ -53,6 +54,18 @@ def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again(
     assert reported(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless a former holder returns")]
     assert reported(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
     assert reported(frozen, frozen) == []
+
+
+def test_the_end_of_a_run_is_told_after_its_last_round() -> None:
+    before = picture()
+    last = timed(3, 900, 120)
+    over = replace(
+        before,
+        rounds=(*before.rounds, last),
+        state=replace(before.state, phase=Phase.FINISHED),
+        reason="the run is over",
+    )
+    assert [text.partition(":")[0] for _, text in reported(before, over)] == ["round 3", "finished"]
 
 
 def test_nothing_is_told_twice() -> None:
@@ -144,14 +157,14 @@ def test_peers_that_cannot_meet_for_long_are_trouble_until_a_helper_is_at_work()
     look = replace(picture(), peers={each: PeerEntry(hidden, 500.0) for each in (A, B)})
     book = EventBook()
     said = [
-        [event.kind for event in book.note(look, now_s, 1_000, helpers_s)]
-        for now_s, helpers_s in (
+        [event.kind for event in book.note(look, now_s, 1_000, helpers_until_s)]
+        for now_s, helpers_until_s in (
             (440.0, {}),
             (470.0, {}),
             (500.0, {}),
             (501.0, {}),
-            (502.0, {C: 480.0}),
-            (503.0, {C: 480.0}),
+            (502.0, {C: 510.0}),
+            (503.0, {C: 510.0}),
         )
     ]
     assert said == [["run"], [], ["trouble"], [], ["run"], []]

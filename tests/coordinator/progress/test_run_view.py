@@ -11,24 +11,22 @@ import pytest
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_view import (
-    LIVE_S,
     MAX_TEAMS,
-    PeerEntry,
+    PEERS_A_PAGE,
     RunPicture,
     TimedRound,
     Yardsticks,
     eta_s,
-    heard,
-    live_peers,
-    mean_train_loss,
     now_json,
     public_json,
     root_by_majority,
     status_json,
 )
-from protocol.host.reports import PeerReport
+from coordinator.progress.unit_holders import UnitHolders
+from protocol.host.reports import OwnCounts, PeerReport
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -70,22 +68,6 @@ def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] =
     )
 
 
-def test_live_peers_are_those_heard_of_lately_that_did_not_leave() -> None:
-    peers = {A: PeerEntry(peer(), 0.0), B: PeerEntry(peer(), 50.0), C: PeerEntry(peer(state="left"), 50.0)}
-    assert live_peers(peers, 51.0) == [B]
-    assert live_peers(peers, LIVE_S) == [A, B]
-
-
-def test_peer_is_here_since_its_first_report_after_a_silence_or_a_goodbye() -> None:
-    entry = heard(None, peer(), 10.0)
-    assert entry == PeerEntry(peer(), 10.0, 10.0)
-    entry = heard(entry, peer(), 10.0 + LIVE_S)
-    assert (entry.seen_s, entry.since_s) == (10.0 + LIVE_S, 10.0)
-    assert heard(entry, peer(), 11.0 + 2 * LIVE_S).since_s == 11.0 + 2 * LIVE_S
-    entry = heard(entry, peer(state="left"), 20.0 + LIVE_S)
-    assert heard(entry, peer(), 21.0 + LIVE_S).since_s == 21.0 + LIVE_S
-
-
 def test_status_says_for_how_long_a_peer_is_here_and_of_one_that_is_gone_nothing() -> None:
     entries = {
         A: PeerEntry(peer(), 95.0, 40.0), B: PeerEntry(peer(), 40.0, 10.0), C: PeerEntry(peer(state="left"), 99.0, 1.0),
@@ -93,13 +75,6 @@ def test_status_says_for_how_long_a_peer_is_here_and_of_one_that_is_gone_nothing
     rows = status_json(replace(picture(()), peers=entries), 100.0)["peers"]
     assert isinstance(rows, list)
     assert {row["peer"]: row["here_s"] for row in rows} == {A: 60.0, B: None, C: None}
-
-
-def test_training_loss_is_weighted_by_speed() -> None:
-    peers = {A: PeerEntry(peer(300.0, 2.0), 0.0), B: PeerEntry(peer(100.0, 4.0), 0.0)}
-    assert mean_train_loss(peers, 1.0) == pytest.approx(2.5)
-    assert mean_train_loss({A: PeerEntry(peer(loss=None), 0.0)}, 1.0) is None
-    assert mean_train_loss({A: PeerEntry(peer(0.0, 3.0), 0.0)}, 1.0) is None
 
 
 def test_root_of_most_peers_counts() -> None:
@@ -148,6 +123,14 @@ def test_status_names_every_member_also_those_that_this_host_has_not_heard_and_g
     status = status_json(picture(burst), 100.0)
     assert status["names"] == {peer: peer_name(peer) for peer in (A, B, C)}
     assert status["speeds"] == [[2400, 1800 / 900]]
+
+
+def test_status_of_many_peers_names_those_that_hold_units_though_they_are_on_another_page() -> None:
+    peers = {PeerId(f"peer {number}"): PeerEntry(peer(), 90.0) for number in range(3 * PEERS_A_PAGE)}
+    last = max(peers, key=lambda each: peer_name(each))
+    status = status_json(replace(picture(), peers=peers, units=(UnitHolders(UnitName("expert-0"), (last,)),)), 100.0)
+    assert last not in {row["peer"] for row in status["peers"]}
+    assert status["names"][last] == peer_name(last)
 
 
 def test_rounds_that_came_at_once_after_an_outage_have_the_speed_of_the_time_in_which_they_were_made() -> None:
@@ -211,7 +194,7 @@ def test_a_peer_that_left_has_no_speed() -> None:
 
 def test_the_text_that_was_read_of_each_source_is_the_sum_of_what_peers_tell() -> None:
     told = {A: (30, 10), B: (50, 10), C: (7,)}  # the last one is of an older release, or lies
-    peers = {each: PeerEntry(replace(peer(), source_tokens=tokens), 95.0) for each, tokens in told.items()}
+    peers = {each: PeerEntry(replace(peer(), counts=OwnCounts(tokens)), 95.0) for each, tokens in told.items()}
     mixed = replace(picture(), peers=peers, source_names=("talk", "books"))
     assert now_json(mixed, 100.0)["sources"] == [
         {"name": "talk", "tokens": 87, "share": pytest.approx(87 / 107)},

@@ -13,14 +13,17 @@ import trio
 from structlog.testing import capture_logs
 
 from coordinator.ledger.ledger import COUNTED_COMMITS, Ledger
+from coordinator.presence.presence import FORGET_S, LIVE_S
 from coordinator.progress.chain_log import MAX_ON_BASE
 from coordinator.progress.live_lineages import PATIENCE_S
 from coordinator.progress.restart_report import GATHER_S
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import FETCHING_S, FORGET_S, LIVE_S, MISSED_AFTER_S, hidden_peers, status_json
+from coordinator.progress.run_view import FETCHING_S, MISSED_AFTER_S, hidden_peers, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
-from protocol.host.reports import HELPING, HeldoutResult, HostStatements, PeerReport
+from protocol.host.host_statements import HostStatements
+from protocol.host.report_pace import WAITING_EVERY_S
+from protocol.host.reports import HELPING, NO_START_NEWS, EnergySpent, HeldoutResult, OwnCounts, PeerReport, StartNews
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
@@ -115,6 +118,47 @@ async def test_an_answer_names_how_many_others_are_at_work_without_those_that_le
         await host.tracker.report(PEERS[1].peer_id, READY)
         last = await host.tracker.report(PEERS[2].peer_id, at_work)
         assert last.live_others == len(PEERS) - 3
+
+
+async def test_a_peer_that_waits_for_the_start_hears_why_and_then_the_start_record_and_nobody_else_does(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        first = await host.tracker.report(PEERS[0].peer_id, READY)
+        assert first.start == StartNews("waiting for peers: 1 of at least 2 are ready")
+        assert first.again_in_s == WAITING_EVERY_S
+        await _all_ready(host)
+        told = await host.tracker.report(PEERS[0].peer_id, READY)
+        assert told.start.start_record == host.tracker.start_record != b""
+        training = replace(READY, head=CommitId(bytes(32)))
+        assert (await host.tracker.report(PEERS[0].peer_id, training)).start == NO_START_NEWS
+
+
+async def test_the_mean_loss_of_all_peers_is_made_only_when_the_head_moves(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+    monkeypatch.setattr("coordinator.progress.tracker.mean_train_loss", lambda peers, now_s: made.append(now_s))
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = chain_of(host)
+        for _ in range(3):
+            await host.tracker.report(PEERS[0].peer_id, _reported(chain, 1))
+        assert made == []
+        chain.commit()
+        await host.tracker.report(PEERS[0].peer_id, _reported(chain, 1))
+        assert len(made) == 1
+
+
+async def test_the_energy_of_peers_adds_up_with_the_carbon_of_the_runs_grid(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        for place, peer in enumerate(PEERS):
+            energy = EnergySpent(3.6e6, 100) if place else None
+            await host.tracker.report(peer.peer_id, replace(READY, counts=OwnCounts((), energy)))
+        sums = host.tracker.energy.sums()
+        assert (sums.num_peers, sums.kwh, sums.carbon_kg) == (len(PEERS) - 1, len(PEERS) - 1.0, None)
 
 
 async def test_a_helper_counts_as_no_member_and_its_goodbye_is_not_shown(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from coordinator.checkpoints.checkpoints import verify_checkpoint
+from coordinator.checkpoints.adapter_export import export_adapter
+from coordinator.checkpoints.checkpoints import CheckpointManifest, verify_checkpoint
 from coordinator.push import push_kinds
-from coordinator.push.push import INDEX_NAME, push_checkpoint
+from coordinator.push.push import INDEX_NAME, push_checkpoint, push_scores
 from coordinator.push.push_kinds import check_push
-from protocol.errors import ConfigError, MachineError, StorageError
+from protocol.errors import ConfigError, MachineError, StorageError, TemporaryError
+from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
 
 
@@ -38,7 +41,9 @@ def test_a_folder_gets_the_checkpoint_its_export_and_an_index_and_all_of_it_veri
 ) -> None:
     target = tmp_path / "models" / "one"
     seen: list[tuple[int, int]] = []
-    pushed = push_checkpoint(f"file://{target}", checkpoint, tmp_path / "scratch", lambda *both: seen.append(both))
+    pushed = push_checkpoint(
+        f"file://{target}", checkpoint, tmp_path / "scratch", on_bytes=lambda *both: seen.append(both)
+    )
     assert verify_checkpoint(target / pushed.name).index == pushed.index
     assert (target / pushed.name / "export" / "model.safetensors").exists()
     index = json.loads((target / INDEX_NAME).read_text())
@@ -46,6 +51,41 @@ def test_a_folder_gets_the_checkpoint_its_export_and_an_index_and_all_of_it_veri
     assert {"manifest.json", "export/config.json"} <= index["files"].keys()
     assert seen[-1] == (pushed.num_bytes, pushed.num_bytes)
     assert not (tmp_path / "scratch").exists()
+
+
+def test_an_adapters_checkpoint_is_pushed_with_its_export_as_an_adapter(memory: str, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of_adapter(tmp_path / "host", decoder())
+    fs, root = fsspec.core.url_to_fs(memory)
+    pushed = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    exported = export_adapter(checkpoint, tmp_path / "expected")
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= set(exported.files)
+    there = {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.find(f"{root}/{pushed.name}/export")}
+    assert there == {name: (tmp_path / "expected" / name).read_bytes() for name in exported.files}
+    assert verified_copy(fs, f"{root}/{pushed.name}", tmp_path / "copy").adapter is not None
+
+
+def verified_copy(fs: Any, there: str, folder: Path) -> CheckpointManifest:
+    folder.mkdir()
+    for path in fs.ls(there, detail=False):
+        if fs.isfile(path):
+            fs.get_file(path, str(folder / path.rpartition("/")[2]))
+    return verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["scores.json.unfinished", "manifest.json.unfinished", ".writing-x", "tokenizer.json.part", "notes.txt"]
+)
+def test_a_file_that_is_being_written_or_is_of_others_is_never_pushed(
+    checkpoint: Path, memory: str, tmp_path: Path, name: str
+) -> None:
+    (checkpoint / name).write_bytes(b"half of a")
+    (checkpoint / "scores.json").write_text("{}")
+    pushed = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    fs, root = fsspec.core.url_to_fs(memory)
+    sent = {path.removeprefix(f"/{root.strip('/')}/{pushed.name}/") for path in fs.find(f"{root}/{pushed.name}")}
+    assert name not in sent
+    assert {"scores.json", "manifest.json"} <= sent
+    assert sent == json.loads(fs.cat_file(f"{root}/{INDEX_NAME}"))["files"].keys()
 
 
 def test_the_newest_checkpoint_takes_the_place_of_the_one_before_and_nothing_else_is_touched(
@@ -72,6 +112,67 @@ def test_what_is_there_whole_is_not_sent_again(
     push_checkpoint(memory, checkpoint, tmp_path / "scratch")
     monkeypatch.setattr(MemoryFileSystem, "put_file", None)
     push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+
+
+def test_scores_that_come_later_are_one_small_file_more(
+    checkpoint: Path, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, root = fsspec.core.url_to_fs(memory)
+    pushed = push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    sent, put = list[str](), MemoryFileSystem.put_file
+
+    def watched(fs: MemoryFileSystem, source: str, target: str, **options: Any) -> None:
+        sent.append(target.rpartition("/")[2])
+        put(fs, source, target, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", watched)
+    for text in ("{}", '{"run_id": ""}'):
+        (checkpoint / "scores.json").write_text(text)
+        push_scores(memory, checkpoint)
+        push_scores(memory, checkpoint)
+        assert fs.cat_file(f"{root}/{pushed.name}/scores.json").decode() == text
+    (checkpoint / "scores.json").write_text("[]")
+    push_checkpoint(memory, checkpoint, tmp_path / "scratch")
+    assert sent == ["scores.json"] * 3
+    index = json.loads(fs.cat_file(f"{root}/{INDEX_NAME}"))
+    for name, listed in index["files"].items():
+        data = fs.cat_file(f"{root}/{pushed.name}/{name}")
+        assert (sha256(data).hexdigest(), len(data)) == (listed["sha256"], listed["num_bytes"])
+
+
+@pytest.mark.parametrize("there", [{}, {"run_id": "ff" * 32}, {"run_id": "ab" * 32, "checkpoint": "another"}])
+def test_scores_of_a_checkpoint_that_is_not_the_newest_there_are_not_pushed(
+    checkpoint: Path, memory: str, there: dict[str, str]
+) -> None:
+    fs, root = fsspec.core.url_to_fs(memory)
+    fs.pipe_file(f"{root}/{INDEX_NAME}", json.dumps(there).encode())
+    (checkpoint / "scores.json").write_text("{}")
+    push_scores(memory, checkpoint)
+    assert len(fs.find(root)) == 1
+
+
+class _Over(TemporaryError):
+    """The push is to end."""
+
+
+@pytest.mark.parametrize("asked", [1, 2, 5, 9, 13])
+def test_a_push_ends_at_the_next_block_where_it_is_to(
+    checkpoint: Path, memory: str, tmp_path: Path, asked: int
+) -> None:
+    left = asked
+
+    def go_on() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise _Over("out of time", "time")
+
+    with pytest.raises(_Over):
+        push_checkpoint(memory, checkpoint, tmp_path / "scratch", go_on)
+    assert left == 0, "it is not asked again"
+    fs, root = fsspec.core.url_to_fs(memory)
+    assert not fs.exists(f"{root}/{INDEX_NAME}")
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_a_place_with_another_run_is_left_alone(checkpoint: Path, memory: str, tmp_path: Path) -> None:

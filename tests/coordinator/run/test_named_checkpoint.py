@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +105,7 @@ def test_a_checkpoint_whose_folder_is_gone_is_not_the_latest(tmp_path: Path) -> 
 
 
 def test_a_peers_own_state_is_a_checkpoint_for_as_long_as_it_is_used(models: Models) -> None:
-    models.own = model_at(5, ModelTokenizer(b"{}", 3))
+    models.own = replace(model_at(5, ModelTokenizer(b"{}", 3)), template=b"{}")
     for name, state_dir in (
         ("latest", models.folder),
         ("latest", None),
@@ -116,6 +116,7 @@ def test_a_peers_own_state_is_a_checkpoint_for_as_long_as_it_is_used(models: Mod
             manifest, state = load_checkpoint(path)
             assert (manifest.index, manifest.run_name) == (5, "tiny")
             assert manifest.tokenizer is not None
+            assert manifest.template is not None
             assert torch.equal(state.anchor_N, models.own.units[0].state.anchor_N)
         assert list(models.run.iterdir()) == []
 

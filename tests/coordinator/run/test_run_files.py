@@ -10,17 +10,21 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from averaging.data.chat.run_template import open_template
 from averaging.data.shards import ShardCache
 from averaging.data.sources.texts import Text
+from averaging.data.start_weights import start_shards
+from averaging.data.tasks.task_file import Prompts, open_task
 from averaging.data.vocabulary import train_bpe
 from averaging.state.start_state import start_root, start_state
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
-from coordinator.run.run_files import RunTokenizer, load_run, open_run, run_tokenizer, start_units
+from coordinator.run.run_files import RunTokenizer, chat_template, load_run, open_run, run_tokenizer, start_units
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.run.manifest import MANIFEST_DOMAIN, load_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.averaging.data.chat.chat_world import CHATML, chat_tokenizer
 from tests.coordinator.chain_world import Chain
 from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
@@ -200,6 +204,35 @@ def test_a_trained_tokenizer_is_hashed_and_lies_beside_the_shards(run_file: Path
     assert run_tokenizer(load_run(tmp_path / "state")) == file
 
 
+def test_a_run_on_chats_has_its_template_and_its_questions_as_files_for_everybody(
+    run_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(chat_tokenizer().file or b"")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    talks = [
+        [{"role": "user", "content": f"potluck {n}"}, {"role": "assistant", "content": "trains " * 9}]
+        for n in range(90)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "potluck?"}\n')
+    data = 'source = "jsonl"\nformat = "chat"\ntokenizer = "tokenizer.json"\nheldout_every = 4'
+    toml = RUN_TOML.replace('source = "text"', data).replace("texts/*.txt", "rows.jsonl")
+    toml = toml.replace("[model]", "[model]\nvocab_size = 300")
+    run_file.write_text(toml + '[[evaluate]]\nname = "asked"\nfile = "asked.jsonl"\nkind = "prompts"\n')
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    template = open_template(chat_template(run), "it")
+    assert (template.source, template.variables) == (CHATML, {"eos_token": "<|end|>"})
+    cache = ShardCache(tmp_path / "state" / "data")
+    assert all(cache.has(file) for file in run.dataset.files)
+    assert run.dataset.template in run.dataset.files
+    assert run.dataset.template in run.dataset.files_without_text
+    task = open_task(cache.read(run.dataset.task("asked").sha256) or b"")
+    assert isinstance(task, Prompts)
+    assert task.end == template.end != run.dataset.tokenizer.end  # type: ignore[union-attr]
+    assert chat_template(load_run(tmp_path / "state")) == template.file_bytes()
+
+
 def test_prose_is_packed_apart_and_must_hold_a_window(run_file: Path, tmp_path: Path) -> None:
     run_file.write_text(RUN_TOML.replace('source = "text"', 'source = "text"\nprose = "prose.md"'))
     (tmp_path / "prose.md").write_text("short")
@@ -251,7 +284,7 @@ def test_run_that_starts_from_a_checkpoint_has_its_weights_as_shards_for_everybo
     cache = ShardCache(tmp_path / "cache")
     for entry in run.dataset.shards:  # as a peer gets them
         cache.put(entry, (tmp_path / "state" / "data" / entry.sha256).read_bytes())
-    given = [cache.path(entry.sha256) for entry in run.dataset.part("start")]
+    given = start_shards(run.dataset, cache.path)
     (schema,) = run.manifest.unit_schemas().values()
     assert len(given) > 1
     assert torch.equal(start_state(schema, 1, given=given).anchor_N, anchor_N)

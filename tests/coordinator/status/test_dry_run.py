@@ -15,7 +15,7 @@ from coordinator.policy.config import HostConfig
 from coordinator.run.run_files import open_run
 from protocol.errors import ConfigError, PotluckError
 from protocol.estimates.dry_run import END
-from tests.coordinator.run.test_run_files import HOST, write_run_file
+from tests.coordinator.run.test_run_files import HOST, RUN_TOML, write_run_file
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +103,14 @@ def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> 
         _dry_run(run_file, "--state-dir", str(tmp_path / "other"))
 
 
+TEXTS = 'source = "text"\nglob = "texts/*.txt"'
+CHATS = 'source = "jsonl"\nglob = "rows.jsonl"\nformat = "chat"\nchat_template = "broken.jinja"'
+BPE = '\ntokenizer = "bpe"'
+MODEL = RUN_TOML[RUN_TOML.index("[model]") : RUN_TOML.index("[inner]")]
+ASKED = '\n[[evaluate]]\nname = "asked"\nfile = "asked.jsonl"\nkind = "prompts"\n'
+LONG = '\n[[evaluate]]\nname = "long"\nfile = "long.jsonl"\n'
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -116,12 +124,22 @@ def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> 
             r"round\.target_tokens is 50; expected at least inner\.batch_tokens, 64",
         ),
         ("texts/*.txt", "nowhere/*.txt", "matches nothing"),
+        (TEXTS, CHATS, r"broken\.jinja fails: unexpected"),
+        (MODEL, MODEL.replace("[model]", "[model]\nvocab_size = 300").replace(TEXTS, CHATS + BPE), "fails: unexpected"),
+        (TEXTS, CHATS.replace("broken", "gone"), r"gone\.jinja cannot be read"),
+        ("[run]", ASKED.replace("asked.jsonl", "gone.jsonl") + "[run]", r"gone\.jsonl does not exist"),
+        ("[run]", ASKED.replace('"prompts"', '"multiple_choice"') + "[run]", r"line 1 has no question"),
+        ("[run]", LONG + "[run]", r"long\.jsonl line 1: choice .* tokens after its question; expected 1 to 8"),
     ],
 )
 def test_whatever_host_refuses_before_it_reads_text_a_dry_run_refuses_in_the_same_words(
     tmp_path: Path, old: str, new: str, said: str
 ) -> None:
     run_file = write_run_file(tmp_path)
+    (tmp_path / "broken.jinja").write_text("{% if")
+    (tmp_path / "rows.jsonl").write_text('{"messages": []}\n')
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "long.jsonl").write_text('{"question": "a", "choices": ["b", "more than eight bytes"], "answer": 0}\n')
     run_file.write_text(run_file.read_text().replace(old, new, 1))
     with pytest.raises(PotluckError, match=said) as dry:
         _dry_run(run_file, "--state-dir", str(tmp_path / "state"))

@@ -17,6 +17,7 @@ from coordinator.status.local_view import folder_of, is_here, read_daemon
 from coordinator.status.metrics import Counts, Moment
 from coordinator.status.status_page import RunSource, status_app
 from tests.coordinator.progress.test_run_view import picture, timed
+from tests.coordinator.status.test_row_pages import crowded
 
 
 def _remember(folder: Path, url: str) -> None:
@@ -40,6 +41,19 @@ async def test_running_host_is_asked_at_the_address_in_its_folder(tmp_path: Path
     assert len(found.peers) == 2
     assert found.lines[0] == "tiny: training"
     assert json.loads(json.dumps(found.status))["run"] == "tiny"
+
+
+async def test_all_peers_and_rounds_of_a_large_run_are_read_page_by_page(tmp_path: Path) -> None:
+    listener = bind_http("127.0.0.1", 0)
+    _remember(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    moment = Moment(crowded(), Counts(), 100.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_http, listener, status_app(RunSource(lambda: moment, lambda _most: (), str)))
+        found = await trio.to_thread.run_sync(read_daemon, tmp_path)
+        nursery.cancel_scope.cancel()
+    assert {row["peer"] for row in found.peers} >= set(moment.picture.peers)
+    assert [row["index"] for row in found.rounds] == list(range(1, 126))
+    assert "  and 150 more: potluck peers" in found.lines
 
 
 def test_stopped_host_says_what_to_do(tmp_path: Path) -> None:

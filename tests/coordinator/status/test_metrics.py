@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount, Way
 from averaging.storage.disk_room import DiskRoom
+from coordinator.energy.run_energy import EnergySums
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.ledger import LossPoint
-from coordinator.progress.run_view import PeerEntry
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState
@@ -132,5 +133,16 @@ def test_names_carry_base_units() -> None:
         "_pushes",
         "_bottleneck",
         "_info",
+        "_joules",
+        "_grams",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []
+
+
+def test_energy_is_rendered_once_a_peer_has_a_meter() -> None:
+    spent = EnergySums(2, kwh=2.0, carbon_kg=0.5)
+    shown = render_metrics(lambda: Moment(picture(), Counts(), 100.0, energy=spent)).decode().splitlines()
+    assert "potluck_run_energy_joules_total 7.2e+06" in shown
+    assert "potluck_run_carbon_grams 500.0" in shown
+    without = render_metrics(lambda: Moment(picture(), Counts(), 100.0)).decode().splitlines()
+    assert not [line for line in without if line.startswith(("potluck_run_energy_joules_total", "potluck_run_carbon"))]

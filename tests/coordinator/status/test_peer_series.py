@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.ledger.run_memory import Credits, RunPast
-from coordinator.progress.run_view import PeerEntry
+from coordinator.presence.presence import PeerEntry
 from coordinator.status.metrics import Counts, Moment, render_metrics
 from coordinator.status.peer_series import MAX_SERIES, OTHERS, peer_series
 from protocol.identity.chosen_name import ChosenName

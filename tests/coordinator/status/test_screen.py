@@ -72,6 +72,18 @@ def test_plain_output_is_one_line_a_round_with_members_loss_and_progress() -> No
     assert second.startswith("round 3: ")
 
 
+def test_the_line_of_a_runs_last_round_tells_no_time_to_go() -> None:
+    book, lines = EventBook(), PlainLines()
+    said = list[str]()
+    rounds = tuple(_own(timed(index, 300 * index, 90 + 10 * index)) for index in (1, 2))
+    for number in (1, 2):
+        shown = picture(rounds[:number], LOSSES)
+        book.note(shown, 100.0, 1000)
+        view = _view(shown, tuple(book.newest(100)))
+        said += lines.of(replace(view, status={**view.status, "eta_s": 0}), 100.0)
+    assert said[-1].endswith("% of the run")
+
+
 def test_full_disk_is_told_once_while_it_lasts_and_once_a_minute_at_most() -> None:
     lines, less = PlainLines(), FULL.replace("1.0 MB free", "999.0 kB free")
     seen = ((0, ""), (1, FULL), (2, less), (20, ""), (21, FULL), (22, ""), (61, less))

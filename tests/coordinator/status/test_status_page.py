@@ -17,7 +17,7 @@ import trio
 
 from averaging.host.http import bind_http, serve_http
 from coordinator.progress.run_events import EventBook, RunEvent
-from coordinator.progress.run_view import RunPicture, now_json
+from coordinator.progress.run_view import Json, RunPicture, now_json
 from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint
 from coordinator.status.metrics import Counts, Moment
@@ -161,6 +161,61 @@ async def test_a_stream_tells_the_run_at_once_and_again_when_it_has_changed(sour
             second = await trio.to_thread.run_sync(reported)
     assert (first["reason"], second["reason"]) == ("all is well", "something else")
     assert (first["last_event"], "rounds" in first) == (1, False)
+
+
+async def test_a_stream_in_which_nothing_changes_is_written_to_so_that_a_lost_reader_is_noticed(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.status.status_page.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("coordinator.status.status_page.STILL_HERE_EVERY_S", 0.0)
+    async with serving(source) as url:
+        with await trio.to_thread.run_sync(partial(urllib.request.urlopen, f"{url}/api/stream", timeout=60)) as stream:
+
+            def comment() -> bytes:
+                while (line := stream.readline()) and not line.startswith(b":"):
+                    pass
+                return bytes(line)
+
+            assert await trio.to_thread.run_sync(comment) == b": still here\n"
+
+
+async def test_all_streams_of_a_second_get_one_text(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Moment] = []
+
+    def counted(picture: RunPicture, *rest: object) -> Json:
+        made.append(source.look())
+        return now_json(picture, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("coordinator.status.status_page.now_json", counted)
+    monkeypatch.setattr("coordinator.status.status_page.LOOK_EVERY_S", 3600.0)
+    async with serving(source) as url:
+        for _ in range(5):
+            with await trio.to_thread.run_sync(
+                partial(urllib.request.urlopen, f"{url}/api/stream", timeout=60)
+            ) as stream:
+                assert (await trio.to_thread.run_sync(stream.readline)).startswith(b"event: now")
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+async def test_peers_and_rounds_come_by_page_and_a_page_that_is_not_there_is_refused_in_a_line(
+    source: Source, is_public: bool
+) -> None:
+    async with serving(source, is_public=is_public) as url:
+        peers = await get(f"{url}/api/peers?page=0&order=speed&search=")
+        rounds = await get(f"{url}/api/rounds")
+        refused = [
+            await get(f"{url}/api/{query}") for query in ("peers?page=1", "rounds?page=-3", "peers?order=wealth")
+        ]
+    shown = json.loads(peers[2])
+    assert (shown["num_pages"], len(shown["peers"])) == (1, len(source.picture.peers))
+    assert all(("is_banned" in row) is not is_public for row in shown["peers"])
+    assert [row["index"] for row in json.loads(rounds[2])["rounds"]] == [t.row.index for t in source.picture.rounds]
+    assert [(code, text) for code, _, text in refused] == [
+        (400, b"page 1; expected 0 to 0\n"),
+        (400, b"page '-3'; expected a whole number from 0 on\n"),
+        (400, b"order 'wealth'; expected one of name, counted, speed\n"),
+    ]
 
 
 async def test_one_stream_too_many_is_asked_to_poll(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.energy.run_energy import EnergySums
 from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import ALL_PAUSED, NOBODY_HERE
-from coordinator.progress.run_view import MissingCommits, PeerEntry, public_json, status_json
+from coordinator.progress.run_view import MissingCommits, public_json, status_json
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState
@@ -229,3 +231,13 @@ def test_the_share_that_was_read_of_each_source_is_told() -> None:
     rows = [{"name": "talk", "tokens": 75, "share": 0.75}, {"name": "books", "tokens": 25, "share": 0.25}]
     assert "text read: talk 75%, books 25%" in status_lines({"sources": rows})
     assert "text read: none yet" in status_lines({"sources": [{"name": "talk", "tokens": 0, "share": None}]})
+
+
+def test_energy_of_the_peers_is_told_with_the_carbon_of_what_is_known() -> None:
+    sums = EnergySums(2, kwh=3.5, tokens=1_000_000, carbon_kg=0.7, carbon_share=0.5)
+    assert "energy: 3.5 kWh by 2 peers with a meter, 12.6 J a token, 0.7 kg of CO2 for 50% of it" in status_lines(
+        {"energy": sums.json()}
+    )
+    alone = EnergySums(1, kwh=3.5)
+    assert "energy: 3.5 kWh by 1 peer with a meter" in status_lines({"energy": alone.json()})
+    assert not [line for line in status_lines({"energy": EnergySums().json()}) if line.startswith("energy")]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peer.checks.dry_run_core import OfferedResources, peer_estimates
 from protocol.estimates.dry_run import estimate_lines
+from protocol.estimates.estimates import weights_bytes
 from protocol.run.manifest import default_run_toml, parse_run_config
+from protocol.tables import in_bytes
 
 RUN = parse_run_config(default_run_toml())
 OFFER = OfferedResources(cache_bytes=2_000_000_000, no_listen=False, daily_quota_gb=0.0)
@@ -36,6 +40,16 @@ def test_what_a_run_takes_is_told_with_units() -> None:
 def test_what_the_owner_sets_changes_the_estimates(offer: OfferedResources, reported: str) -> None:
     assert reported in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, offer)))
     assert reported not in "\n".join(estimate_lines(peer_estimates(RUN, 20_000_000, OFFER)))
+
+
+@pytest.mark.parametrize("section", ["", "[adapter]\nrank = 4\n"])
+def test_weights_that_a_run_begins_with_are_told_beside_the_text_that_is_kept(section: str) -> None:
+    toml = default_run_toml().replace("[run]\n", '[run]\nstart_from = "base"\n', 1) + "\n" + section
+    run = parse_run_config(toml)
+    weights = weights_bytes(run)
+    assert weights == (2 * run.base_elements if section else 4 * run.num_elements)
+    lines = "\n".join(estimate_lines(peer_estimates(run, weights + 20_000_000, replace(OFFER, cache_bytes=1_500_000))))
+    assert f"and {in_bytes(weights + 1_500_000)} of data" in lines
 
 
 def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from averaging.data.shards import DatasetManifest, ShardEntry
+from averaging.data.shards import DatasetManifest, ShardEntry, TokenizerEntry
 from peer.holdings.held_stage import KnownStages, OwnStage, choose_stage, founded_stage, placement_of
 from peer.holdings.verified_holders_core import everybody
 from peer.settings.config import PeerConfig
 from protocol.errors import MachineError
 from protocol.ids import PeerId, Root
 from protocol.rounds.messages.start import StartRecord, StartUnit
-from protocol.tensors.stage_schema import StageMap, stage_unit
+from protocol.tensors.stage_schema import StageMap, stage_schema, stage_unit
 from tests.protocol.run.test_pipeline_section import pipeline_run
 from tests.virtual import InlineOffload
 
@@ -100,8 +100,26 @@ def test_text_is_fetched_for_the_first_and_the_last_stage_alone_and_what_all_nee
         ShardEntry(sha256=hex_, num_tokens=8, split=split)
         for hex_, split in (("a" * 64, "train"), ("b" * 64, "heldout"))
     ]
-    weights = ShardEntry(sha256="c" * 64, num_tokens=8, split="start")
-    dataset = DatasetManifest(source="text", num_documents=1, licence="none", shards=[*texts, weights])
+    words = TokenizerEntry(sha256="c" * 64, num_bytes=8, vocab_size=9, end=8)
+    dataset = DatasetManifest(source="text", num_documents=1, licence="none", shards=texts, tokenizer=words)
     own = _own(tmp_path)
-    assert [own.files(dataset, held) for held in ((), (1,))] == [(weights,), (weights,)]
-    assert [own.files(dataset, held) for held in ((0,), (2,))] == [dataset.files, dataset.files]
+    assert [list(own.files(dataset, held)) for held in ((), (1,))] == [[words], [words]]
+    assert [list(own.files(dataset, held)) for held in ((0,), (2,))] == [list(dataset.files)] * 2
+
+
+def test_of_the_weights_that_a_run_begins_with_a_stage_fetches_those_with_rows_of_its_own(tmp_path: Path) -> None:
+    num_values = [stage_schema(STAGES, stage).num_elements for stage in ALL]
+    within = [count // 2 for count in num_values]
+    # one within each stage, and one across each border
+    cuts = [within[0], num_values[0] - within[0] + within[1], num_values[1] - within[1] + within[2]]
+    cuts.append(num_values[2] - within[2])
+    weights = [
+        ShardEntry(sha256=f"{number:064x}", num_tokens=2 * count, split="start") for number, count in enumerate(cuts)
+    ]
+    text = ShardEntry(sha256="a" * 64, num_tokens=8, split="train")
+    dataset = DatasetManifest(source="text", num_documents=1, licence="none", shards=[text, *weights])
+    own = _own(tmp_path)
+    fetched = {
+        held: [entry for entry in weights if entry in own.files(dataset, held)] for held in ((), (0,), (1,), (2,))
+    }
+    assert fetched == {(): [], (0,): weights[:2], (1,): weights[1:3], (2,): weights[2:]}

@@ -1,4 +1,4 @@
-"""The text that was fetched for a peer's experts: of another run, or too little of it, it is refused."""
+"""Text of a peer's experts and weights of a model: of another run, or too little of it, they are refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from averaging.data.packing.document_routing import route_documents
 from averaging.data.packing.packing import Packing, pack
-from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry
+from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, ShardPart
 from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
-from peer.holdings.training_text import check_data
+from peer.holdings.training_text import check_data, check_weights
 from protocol.errors import ConfigError, StorageError
 from protocol.run.manifest import RunConfig, default_run_toml, parse_run_config
 from tests.averaging.data.packing.test_document_routing import CODE, PROSE
@@ -77,14 +77,26 @@ def test_a_router_that_is_not_in_the_cache_is_said(world: _World, tmp_path: Path
         check_data(world.config, world.dataset, ShardCache(tmp_path / "empty"))
 
 
+BASE_TOML = default_run_toml().replace("[run]\n", '[run]\nstart_from = "base"\n', 1)
+
+
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_base_of_another_model_than_the_runs_is_refused(world: _World, tmp_path: Path, more: int) -> None:
-    toml = default_run_toml().replace("[run]\n", '[run]\nstart_from = "base"\n', 1) + "\n[adapter]\nrank = 4\n"
-    config = parse_run_config(toml)
-    base = ShardEntry(sha256="ab" * 32, num_tokens=config.base_elements + more, split="base")
-    dataset = world.dataset.model_copy(update={"router": None, "shards": [*world.dataset.shards, base]})
+@pytest.mark.parametrize(("split", "section"), [("base", "\n[adapter]\nrank = 4\n"), ("start", "")])
+def test_weights_of_another_model_than_the_runs_are_refused_and_need_not_be_fetched_for_it(
+    world: _World, split: ShardPart, section: str, more: int
+) -> None:
+    config = parse_run_config(BASE_TOML + section)
+    num_values = (config.base_elements or config.num_elements) + more
+    entry = ShardEntry(sha256="ab" * 32, num_tokens=num_values * (2 if split == "start" else 1), split=split)
+    dataset = world.dataset.model_copy(update={"router": None, "shards": [*world.dataset.shards, entry]})
     if not more:
-        check_data(config, dataset, world.cache)
+        check_weights(config, dataset)
         return
-    with pytest.raises(ConfigError, match=f"a base of {config.base_elements + 1} values in the run's data; expected"):
-        check_data(config, dataset, world.cache)
+    with pytest.raises(ConfigError, match=f" of {num_values} values in the run's data; expected {num_values - 1}"):
+        check_weights(config, dataset)
+
+
+def test_an_adapters_run_without_its_base_is_refused_and_a_run_without_weights_passes(world: _World) -> None:
+    with pytest.raises(ConfigError, match="a base of 0 values"):
+        check_weights(parse_run_config(BASE_TOML + "\n[adapter]\nrank = 4\n"), world.dataset)
+    check_weights(parse_run_config(BASE_TOML), world.dataset)

@@ -20,6 +20,7 @@ class NvmlCard:
     milliwatts: int
     percent: int
     capability: tuple[int, int] = (8, 9)
+    millijoules: int = 7_000_000
 
 
 COOL = NvmlCard("cool", "GPU-1111aaaa-0000-0000-0000-000000000000", 35, 1 << 30, 8 << 30, 15_000, 0, (6, 1))
@@ -42,18 +43,24 @@ class Nvml(ModuleType):
         self.nvmlSystemGetDriverVersion = lambda: "570.86"
         self.nvmlSystemGetCudaDriverVersion_v2 = lambda: 12080
         self.nvmlDeviceGetCount = lambda: len(cards)
-        self.nvmlDeviceGetHandleByIndex = lambda index: cards[index]
+        self.nvmlDeviceGetHandleByIndex = self._by_index
         self.nvmlDeviceGetUUID = lambda card: card.uuid
         self.nvmlDeviceGetName = lambda card: card.name
         self.nvmlDeviceGetCudaComputeCapability = lambda card: self._of_a_whole(card).capability
         self.nvmlDeviceGetTemperature = lambda card, _kind: self._of_a_whole(card).celsius
         self.nvmlDeviceGetPowerUsage = lambda card: self._of_a_whole(card).milliwatts
+        self.nvmlDeviceGetTotalEnergyConsumption = lambda card: self._of_a_whole(card).millijoules
         self.nvmlDeviceGetUtilizationRates = lambda card: SimpleNamespace(gpu=self._of_a_whole(card).percent)
         self.nvmlDeviceGetMemoryInfo = lambda card: SimpleNamespace(
             used=card.used, total=card.total, free=card.total - card.used
         )
         self.nvmlDeviceGetHandleByUUID = self._by_uuid
         self.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda part: self._parts[part.uuid][1]
+
+    def _by_index(self, index: int) -> NvmlCard:
+        if not 0 <= index < len(self._cards):
+            raise self.NVMLError("Invalid Argument")
+        return self._cards[index]
 
     def _by_uuid(self, uuid: str) -> NvmlCard:
         known: dict[str, Any] = {card.uuid: card for card in self._cards}

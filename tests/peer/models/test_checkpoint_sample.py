@@ -20,9 +20,10 @@ from coordinator.checkpoints.weights_import import read_weights
 from coordinator.run.run_files import RunTokenizer
 from peer.models import checkpoint_sample
 from peer.models.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
-from peer.models.decode_text import sample_text
+from peer.models.decode_text import sample_from, sample_text
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
+from tests.averaging.data.chat.chat_world import chat_template, chat_tokenizer
 from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
 
@@ -108,6 +109,44 @@ def test_a_checkpoint_with_a_tokenizer_is_read_and_written_with_it(
     model = read_model(with_words)
     assert model.tokenizer.decode(model.tokenizer.encode(b"potluck")) == "potluck"
     assert len(model.tokenizer.encode(b"potluck")) < 7
+
+
+def test_a_chats_answer_is_shown_alone_and_follows_the_question_as_training_put_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = chat_tokenizer()
+    tokenizer = RunTokenizer(words.file or b"", words.end)
+    path = checkpoint_of(tmp_path, decoder(vocab_size=300), tokenizer=tokenizer, template=chat_template().file_bytes())
+    print_text(path, "potluck?", TWELVE, is_chat=True)
+    found = json.loads(text_json(path, "potluck?", TWELVE, is_chat=True))
+    assert capsys.readouterr().out == found["text"] + "\n"
+    assert found["prompt"] == "potluck?"
+    model, asked = read_model(path), b"<|im_start|>user\npotluck?<|im_end|>\n<|im_start|>assistant\n"
+    begin = words.encode_marked(asked, ())[0].tolist()
+    tokens = list(sample_from(model.decoder(), prompt=begin, sampling=TWELVE, tokenizer=words))
+    until = tokens.index(chat_template().end) if chat_template().end in tokens else len(tokens)
+    assert found["num_sampled"] == until
+    # a first token that ends an answer is the end of this one
+    path = checkpoint_of(
+        tmp_path / "ends",
+        decoder(vocab_size=300),
+        tokenizer=tokenizer,
+        template=chat_template(end=tokens[0]).file_bytes(),
+    )
+    ended = json.loads(text_json(path, "potluck?", TWELVE, is_chat=True))
+    assert (ended["text"], ended["ended"]) == ("", True)
+
+
+def test_a_checkpoint_without_a_chat_template_has_no_chats(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="has no chat template; expected one of a run on chats; leave out --chat"):
+        print_text(checkpoint, "a", TWELVE, is_chat=True)
+
+
+def test_a_damaged_chat_template_is_said(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path, decoder(), template=chat_template().file_bytes())
+    (path / "chat.json").write_bytes(b"{}")
+    with pytest.raises(StorageError, match=r"chat\.json has another SHA-256"):
+        read_model(path)
 
 
 def test_prompt_that_is_no_utf8_is_read_with_a_tokenizer_too(with_words: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.models import frozen_linear
 from peer.models.chunked_loss import chunked_cross_entropy
 from peer.models.frozen_linear import AdaptedLinear, FrozenLinear, FrozenTable, in_8_bits, product
+from peer.models.likelihood import likeliest_of_marked, sums_of_marked
 
 GENERATOR = torch.Generator().manual_seed(7)
 WEIGHT_OI = torch.randn((12, 8), generator=GENERATOR).bfloat16()
@@ -69,6 +74,48 @@ def test_the_loss_with_a_frozen_head_is_that_with_its_cast_and_only_the_stream_h
     loss.backward()
     expected.backward()
     torch.testing.assert_close(x.grad, expected_x.grad)
+
+
+class _Casts(TorchDispatchMode):
+    """Notes the number of values of each cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = list[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.sizes.append(found.numel())
+        return found
+
+
+MARKED_BT = torch.tensor([[True, False, True], [False, True, False]])
+ONE_EACH_BT = torch.tensor([[False, False, True], [False, True, False]])
+TARGETS_BT = torch.tensor([[0, 11, 3], [4, 4, 2]])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, head: chunked_cross_entropy(x, head, TARGETS_BT),
+        lambda x, head: chunked_cross_entropy(x.clone().requires_grad_(), head, TARGETS_BT),
+        lambda x, head: sums_of_marked(x, head, TARGETS_BT, MARKED_BT),
+        lambda x, head: likeliest_of_marked(x, head, ONE_EACH_BT, 12),
+        lambda x, head: product(x, head),
+    ],
+    ids=["loss", "loss with gradient", "log-likelihoods", "likeliest", "logits"],
+)
+def test_no_use_of_a_frozen_head_casts_more_than_some_of_its_rows_at_a_time(
+    use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head_VD = WEIGHT_OI
+    expected = use(X_BTI, head_VD.float())
+    monkeypatch.setattr(frozen_linear, "CAST_VALUES", 2 * head_VD.shape[1])
+    with _Casts() as casts:
+        found = use(X_BTI, head_VD)
+    torch.testing.assert_close(found, expected)
+    assert max(size for size in casts.sizes if size not in (3, 6)) == 2 * head_VD.shape[1], "two rows"
 
 
 def test_8_bits_are_within_half_a_step_of_each_row_and_a_row_of_zeros_stays(monkeypatch: pytest.MonkeyPatch) -> None:

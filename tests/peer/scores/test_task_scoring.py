@@ -15,7 +15,15 @@ from averaging.network.seams.interfaces import ReadAnchors
 from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
 from peer.scores.scoring_core import SHARE_OF_TIME, TimeBudget
-from peer.scores.task_scoring import MAX_UNSENT, TRIES, ScoringTools, TaskScoring
+from peer.scores.task_scoring import (
+    LAST_WITHIN_S,
+    MAX_UNSENT,
+    OLD_WITHIN_S,
+    SEND_LAST_WITHIN_S,
+    TRIES,
+    ScoringTools,
+    TaskScoring,
+)
 from peer.status.duties_core import EvaluationTurns
 from peer.status.status_board import StatusBoard
 from peer.training.worker_channel import Scored, ScoreOrder
@@ -262,6 +270,29 @@ async def test_the_end_waits_for_a_host_that_is_away_no_longer_than_it_should(au
     with trio.fail_after(120):
         scoring = await world.until(_a_while)
     assert 0 < len(scoring.unsent) <= MAX_UNSENT
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_the_end_of_a_run_gives_an_older_measurement_up_in_time_and_measures_the_last_commit(
+    autojump_clock: Clock, is_paused: bool
+) -> None:
+    world = World(slice_s=1000.0)
+    began_s = 0.0
+
+    async def story() -> None:
+        nonlocal began_s
+        await trio.sleep(5.0)
+        if is_paused:
+            world.board.allowed = TrainingAllowance(0.0, "paused by its owner")
+        await trio.sleep(5.0)
+        world.service.move(replace(_link(7), total_tokens=1000))
+        began_s = trio.current_time()
+        if not is_paused:
+            world.slice_s = 0.1
+
+    await world.until(story)
+    assert [result.index for result in world.sent] == ([] if is_paused else [7])
+    assert trio.current_time() - began_s < LAST_WITHIN_S + OLD_WITHIN_S + SEND_LAST_WITHIN_S + 10.0
 
 
 async def test_a_run_without_tasks_measures_nothing(autojump_clock: Clock) -> None:

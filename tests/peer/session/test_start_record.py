@@ -25,7 +25,7 @@ from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
 from protocol.errors import PeerUnreachable, RemoteProtocolError, UnreachableError
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
-from protocol.host.reports import PeerReport, ReportReply
+from protocol.host.reports import PeerReport, ReportReply, StartNews
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
@@ -62,12 +62,15 @@ Clock = trio.testing.MockClock
 
 
 class HostLine:
-    """The coordinator as a peer's client shows it: it tells what `start` is every ten seconds, unless it is away."""
+    """The coordinator as a peer's client shows it: it tells what `start` is every ten seconds, unless it is away. An old one tells it
+    to those alone that watch.
+    """
 
-    def __init__(self, start: bytes = b"", *, is_away: bool = False) -> None:
+    def __init__(self, start: bytes = b"", *, is_away: bool = False, is_old: bool = False) -> None:
         self.start = start
-        self.is_away = is_away
+        self.is_away, self.is_old = is_away, is_old
         self.reports: list[PeerReport] = []
+        self.num_watches = 0
 
     async def _answer(self, after_s: float) -> None:
         await trio.sleep(after_s)
@@ -77,11 +80,15 @@ class HostLine:
     async def report(self, report: PeerReport, _credential: bytes = b"") -> ReportReply:
         await self._answer(0.1)
         self.reports.append(report)
-        return ReportReply("waiting", NO_COMMIT, 0, want_from_index=1)
+        if self.is_old:
+            return ReportReply("gathering", NO_COMMIT, 0, want_from_index=1)
+        start = StartNews("1 of at least 2 are ready", self.start)
+        return ReportReply("gathering", NO_COMMIT, 0, want_from_index=1, again_in_s=10.0, start=start)
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[HostLine]:
         await self._answer(0.1)
+        self.num_watches += 1
         yield self
 
     async def next(self) -> RunNews:
@@ -190,9 +197,12 @@ async def test_a_peer_that_waits_learns_of_a_start_that_a_member_hears_of_only_l
         assert alice.kept == START
 
 
-async def test_the_host_tells_of_the_start_where_no_member_is(tmp_path: Path, autojump_clock: Clock) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_the_host_tells_of_the_start_where_no_member_is_and_only_an_old_one_is_watched(
+    tmp_path: Path, autojump_clock: Clock, is_old: bool
+) -> None:
     async with _swarm() as swarm:
-        alice, host = await _peer(swarm, ALICE, tmp_path), HostLine()
+        alice, host = await _peer(swarm, ALICE, tmp_path), HostLine(is_old=is_old)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(alice.find, host)
             await trio.sleep(25.0)
@@ -201,6 +211,7 @@ async def test_the_host_tells_of_the_start_where_no_member_is(tmp_path: Path, au
             host.start = START
             nursery.cancel_scope.deadline = trio.current_time() + SOON_S
         assert alice.kept == START
+        assert bool(host.num_watches) == is_old
 
 
 @pytest.mark.parametrize("lie", [FORGED, b"", b"\xffgarbage", START[:-1]])

@@ -210,3 +210,13 @@ def test_the_owner_of_an_unheard_peer_is_told_once_and_when_it_is_heard_again(
     said = capsys.readouterr().out
     assert said.count("unheard") == 1
     assert said.count("heard_again") == 1
+
+
+def test_a_peer_that_follows_a_round_late_is_not_apart_though_it_is_behind_at_each_of_its_rare_reports() -> None:
+    apart = LineageDivergence()
+    for round_index in range(1, 5):
+        behind = LINKS[:round_index]
+        now_s = 100.0 + 50.0 * round_index
+        apart = after_report(apart, behind, _commit(round_index), round_index, now_s)
+        assert apart.sentence(now_s) == ""
+    assert apart.sentence(300.0 + APART_AFTER_S - 1.0) == ""

@@ -19,7 +19,6 @@ from peer.status.duties_core import NUM_BRINGERS, EvaluationTurns, is_bringer
 from peer.status.reporting import (
     CATCH_UP_EVERY_S,
     GIVE_WAY_S,
-    IDLE_REPORT_S,
     REPORT_EVERY_S,
     ExpertLosses,
     Reporter,
@@ -35,9 +34,12 @@ from protocol.errors import (
     RemoteProtocolError,
     StorageError,
     SupersededError,
+    TemporaryError,
     UnreachableError,
 )
+from protocol.host.host_statements import RevocationNews
 from protocol.host.report_delta import made_whole, report_digest
+from protocol.host.report_pace import IDLE_EVERY_S, again_in_s
 from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply, encode_report
 from protocol.identity.envelope import superseded
 from protocol.identity.identity import Identity
@@ -176,7 +178,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
     autojump_clock: Clock, error: PotluckError | None
 ) -> None:
     client, bans = _Client(), _Bans(error)
-    client.answer = lambda: replace(REPLY, revocations=(b"entry",))
+    client.answer = lambda: replace(REPLY, bans=RevocationNews((b"entry",)))
     reporter = Reporter(client, Sources(StatusBoard(ME, VirtualClock(), 0.0)), lambda: None, revocations=bans)  # type: ignore[arg-type]
     assert await reporter.report_once()
     assert client.reports[0].known_revocations == b"known at"
@@ -186,7 +188,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
     client = _Client()
     reporter = Reporter(client, Sources(StatusBoard(ME, VirtualClock(), 0.0)), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
-    client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
+    client.answer = lambda: replace(REPLY, bans=RevocationNews((), True, b"at host."))
     await reporter.report_once()
     client.answer = lambda: REPLY
     for _ in range(2):
@@ -363,14 +365,20 @@ class _Knowing(_Client):
         self.known: PeerReport | None = None
         self.at_s: list[float] = []
         self.phase = "training"
+        self.num_peers = 0
+        """0 for a host that does not say when to report again."""
 
     async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
-        await super().report(report, credential)
+        answer = await super().report(report, credential)
         self.at_s.append(trio.current_time())
         if report.like and (self.known is None or report_digest(self.known) != report.like):
             raise RemoteProtocolError("a short report like none that is known here", "a whole one")
         self.known = made_whole(self.known, report) if report.like and self.known else report
-        return replace(REPLY, phase=self.phase, like=report_digest(self.known))
+        reply = replace(answer, phase=self.phase, like=report_digest(self.known))
+        if not self.num_peers:
+            return reply
+        again = again_in_s(self.num_peers, is_under_way=self.phase == "training")
+        return replace(reply, again_in_s=again, live_others=self.num_peers - 1 if self.phase == "training" else 0)
 
     def restart(self) -> None:
         self.known = None
@@ -424,14 +432,56 @@ async def test_an_idle_peer_is_heard_of_every_ten_seconds_and_a_change_within_tw
     begun_s = trio.current_time()
 
     async def change() -> None:
-        await trio.sleep(5 * IDLE_REPORT_S + 3.0)
+        await trio.sleep(5 * IDLE_EVERY_S + 3.0)
         board.say("paused", "paused by its owner")
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(change)
-        await _play(reporter, 6 * IDLE_REPORT_S)
+        await _play(reporter, 6 * IDLE_EVERY_S)
     after_s = [at_s - begun_s for at_s in client.at_s]
-    assert after_s == pytest.approx([*(n * IDLE_REPORT_S for n in range(6)), 5 * IDLE_REPORT_S + 4.0], abs=0.1)
+    assert after_s == pytest.approx([*(n * IDLE_EVERY_S for n in range(6)), 5 * IDLE_EVERY_S + 4.0], abs=0.1)
+
+
+@pytest.mark.parametrize("phase", ["training", "gathering"])
+async def test_in_a_large_run_a_change_waits_for_the_peers_turn(autojump_clock: Clock, phase: str) -> None:
+    reporter, client, board = _known_reporter()
+    client.phase, client.num_peers = phase, 2000
+    begun_s = trio.current_time()
+
+    async def change() -> None:
+        for number in range(30):
+            await trio.sleep(3.0)
+            board.say("paused", f"paused for the {number}th time")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        await _play(reporter, 100.0)
+        nursery.cancel_scope.cancel()
+    after_s = [at_s - begun_s for at_s in client.at_s]
+    assert after_s == pytest.approx([0.0, 40.0, 80.0], abs=0.6)
+
+
+async def test_a_host_that_has_no_time_is_not_asked_again_before_the_peers_turn(autojump_clock: Clock) -> None:
+    reporter, client, board = _known_reporter()
+    client.num_peers = 2000
+    await _play(reporter, 1.0)
+    client.answer = _raiser(TemporaryError("the host is overloaded", "room for a call"))
+    board.say("paused", "paused by its owner")
+    await _play(reporter, 100.0)
+    assert len(client.reports) <= 4
+
+
+async def test_a_commit_of_a_large_run_is_brought_at_once_though_no_turn_is_due(autojump_clock: Clock) -> None:
+    members = _Members()
+    for line in members.lines:
+        line.num_peers = 2000
+    link, at_s = await _heard_of(members, span_s=45.0)
+    bringers = {board.peer for board in members.boards if is_bringer(link, board.peer)}
+    assert sorted(members.host.brought_by) == sorted(bringers)
+    assert members.host.has_shown_at_s[2] - at_s <= CATCH_UP_EVERY_S + 0.1
+    others = [line for line in members.lines if line._peer not in bringers]
+    reported_s = sorted(next(t for t, _ in line.said if t > at_s) - at_s for line in others)
+    assert reported_s[-1] - reported_s[0] > 15.0, "the others' reports are spread over a turn of all"
 
 
 async def test_a_host_that_was_restarted_is_told_the_whole_at_once(
@@ -453,7 +503,7 @@ async def test_reports_are_frequent_while_everybody_waits_for_the_start_or_the_e
 ) -> None:
     reporter, client, _ = _known_reporter()
     client.phase = phase
-    await _play(reporter, IDLE_REPORT_S - 1.0)
+    await _play(reporter, IDLE_EVERY_S - 1.0)
     assert len(client.reports) == 5
 
 
@@ -507,7 +557,7 @@ class _Line(_Knowing):
         if self.known.index > host.num_known:
             host.unknown_heads.append(self._peer)
         host.has_shown_at_s.setdefault(host.num_known, now_s)
-        return replace(reply, want_from_index=host.num_known + 1)
+        return replace(reply, want_from_index=host.num_known + 1, index=host.num_known)
 
 
 class _Members:
@@ -545,7 +595,9 @@ class _Members:
         return head
 
 
-async def _heard_of(members: _Members, *, are_bringers_there: bool = True) -> tuple[ChainLink, float]:
+async def _heard_of(
+    members: _Members, *, are_bringers_there: bool = True, span_s: float = SPAN_S
+) -> tuple[ChainLink, float]:
     """A commit, when it was, and what the host heard in the time after it; bringers may be gone by then."""
     async with trio.open_nursery() as nursery:
         scopes = []
@@ -558,14 +610,14 @@ async def _heard_of(members: _Members, *, are_bringers_there: bool = True) -> tu
                     await reporter.run()
 
             nursery.start_soon(run)
-        await trio.sleep(3 * IDLE_REPORT_S + 0.7)  # all have just looked whether there is anything new
+        await trio.sleep(3 * IDLE_EVERY_S + 0.7)  # all have just looked whether there is anything new
         members.host.brought_by.clear()
         members.host.unknown_heads.clear()
         link, at_s = members.commit(), trio.current_time()
         for scope, board in zip(scopes, members.boards, strict=True):
             if not are_bringers_there and is_bringer(link, board.peer):
                 scope.cancel()
-        await trio.sleep(SPAN_S)
+        await trio.sleep(span_s)
         nursery.cancel_scope.cancel()
     return link, at_s
 

@@ -40,6 +40,14 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     assert (board.rounds.last.coverage, board.rounds.last.lost) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize(("own", "grid", "found"), [(None, "de", 344.0), (12.0, "de", 12.0), (None, "", None)])
+def test_the_runs_grid_counts_where_the_owner_gives_none(own: float | None, grid: str, found: float | None) -> None:
+    board = StatusBoard(PeerId("me"), VirtualClock(), 0.0)
+    board.g_per_kwh = own
+    board.takes_part_in("our run", 1000, is_outbound_only=False, grid=grid)
+    assert board.g_per_kwh == found
+
+
 async def test_a_round_beside_the_spine_tells_what_its_own_unit_moved(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
-from peer.status.status_text import next_round, progress, state_and_reason, status_lines
+from peer.status.status_text import energy_line, next_round, progress, state_and_reason, status_lines, status_rows
 
 STATUS = PeerStatus(
     peer="12D3KooW",
@@ -216,3 +216,13 @@ def test_the_share_of_each_source_of_a_mixture_is_told() -> None:
     mixed = STATUS.model_copy(update={"source_tokens": (300, 100)})
     assert "source 1: 75%, source 2: 25%" in "\n".join(status_lines(mixed))
     assert "source 1" not in "\n".join(status_lines(STATUS))
+
+
+def test_energy_is_told_with_its_carbon_or_why_it_is_not_known() -> None:
+    status = PeerStatus(peer="p", name="n", energy_joules=7.2e6, tokens_trained=1_000_000, grid_g_per_kwh=344.0)
+    assert energy_line(status) == "2 kWh since the start, 7.2 J a token, 0.688 kg of CO2"
+    alone = PeerStatus(peer="p", name="n", energy_joules=0.0, energy_note="the processor's meter is for root alone")
+    assert energy_line(alone) == "0 kWh since the start; the processor's meter is for root alone"
+    assert energy_line(PeerStatus(peer="p", name="n", energy_note="no meter")) == "not known: no meter"
+    assert energy_line(PeerStatus(peer="p", name="n")) == ""
+    assert dict(status_rows(status))["energy"] == energy_line(status)

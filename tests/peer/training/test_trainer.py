@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.layout import Mesh, World
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
-from peer.training.worker_channel import Failed, OutOfMemory, Progress, Reply, parse_event
+from peer.training.training_process import TrainingProcess
+from peer.training.worker_channel import Command, Failed, OutOfMemory, Progress, Reply, parse_event
 from peer.training.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
 from peer.training.worker_notes import MOST_CARD_FAULTS
 from protocol.tensors.model_config import model_schema
@@ -186,6 +188,34 @@ async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
             await trainer.shift(torch.zeros_like(anchor_N), credited_tokens=0, schedule_tokens=0)
 
 
+async def test_a_worker_that_other_programs_leave_little_time_is_waited_for_as_long_as_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor_N = genesis_anchor(model_schema(MODEL), 1)
+    async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        await _until_tokens(trainer, 64 * 20)
+        slow = trainer.worker_pid
+        assert slow is not None
+        looks = itertools.count()
+
+        def worked_s(process: TrainingProcess) -> float:
+            look = next(looks)
+            if look == 3:  # after three waits in vain
+                os.kill(slow, signal.SIGCONT)
+            return look * trainer_module.LEAST_WORK_S
+
+        monkeypatch.setattr(TrainingProcess, "processor_s", worked_s)
+        monkeypatch.setattr(TrainingProcess, "stopped", lambda process: [])
+        os.kill(slow, signal.SIGSTOP)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(trainer_module, "LEAST_PATIENCE_S", 0.2)
+            impatient.setattr(trainer_module, "PATIENCE_STEPS", 0.0)
+            with trio.fail_after(BACK_WITHIN_S):
+                assert (await trainer.snapshot()).num_steps >= 20
+        assert next(looks) >= 4
+        assert (trainer.worker_pid, trainer.progress().restarts) == (slow, 0)
+
+
 async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
     autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
@@ -343,6 +373,54 @@ async def test_steps_that_were_not_taken_are_counted_over_lives_and_told_ever_mo
         assert told == report.model_copy(update={"skipped_steps": 4, "compile_note": "not compiled, why"})
     assert [line["skipped"] for line in logs if line["event"] == "step_skipped"] == [1, 2, 4]
     assert [line["reason"] for line in logs if line["event"] == "layers_not_compiled"] == ["not compiled, why"]
+
+
+class _Piecewise:
+    """A stream of which each byte is written once the one before it was read."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = trio.testing.lockstep_stream_pair()
+
+    async def send_all(self, data: bytes) -> None:
+        for place in range(len(data)):
+            await self._ours.send_all(data[place : place + 1])
+
+
+@pytest.mark.parametrize("num_read", [1, 4, 40])
+async def test_a_command_that_is_given_up_while_it_is_sent_is_sent_to_its_end(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path, num_read: int
+) -> None:
+    stream = _Piecewise()
+    with _unstarted(tmp_path) as trainer:
+        trainer._process.stream = stream  # type: ignore[assignment]
+        trainer._take(trainer._begun(0, 4))
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def give_up() -> None:
+                with trio.move_on_after(1.0):
+                    await trainer.set_slowdown(3.0)
+
+            data = bytearray()
+            while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
+                if len(data) == num_read:
+                    await trio.sleep(2.0)
+                with trio.fail_after(5.0):
+                    data += await stream.theirs.receive_some()
+        assert Command.model_validate_json(data[4:]).factor == 3.0
+
+
+async def test_a_process_that_reads_only_half_of_a_command_is_killed(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    stream = _Piecewise()
+    with _unstarted(tmp_path) as trainer:
+        trainer._process.stream = stream  # type: ignore[assignment]
+        trainer._take(trainer._begun(0, 4))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.set_slowdown, 3.0)
+            await stream.theirs.receive_some()
+        assert trainer._kill_reason == "the training process takes no commands"
 
 
 @contextmanager

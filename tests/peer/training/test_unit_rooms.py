@@ -28,9 +28,9 @@ def test_values_lie_where_the_snapshot_would_be_and_beside_one_that_is_not_spent
     assert torch.equal(vectors.part(Area.OUT, SPANS[0]), values_N)
     theta_N = rooms.snapshot(0)
     theta_N.fill_(7.0)
-    assert rooms.lay(0, values_N) is Area.IN
+    assert rooms.lay(0, values_N) is Area.ASIDE
     assert float(theta_N.mean()) == 7.0
-    assert torch.equal(vectors.part(Area.IN, SPANS[0]), values_N)
+    assert torch.equal(vectors.part(Area.ASIDE, SPANS[0]), values_N)
     assert rooms.lay(0, theta_N) is Area.OUT, "a shift that was made in the snapshot's place is not copied"
     rooms.spend(0)
     assert rooms.lay(0, values_N) is Area.OUT
@@ -43,7 +43,7 @@ def test_what_is_offered_stays_until_it_is_taken_back(vectors: SharedVectors) ->
     rooms.snapshot(1).fill_(8.0)
     rooms.spend_all()
     assert float(theta_N.mean()) == 7.0
-    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is Area.IN
+    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is Area.ASIDE
     rooms.take_back(0)
     assert not vectors.view(Area.OUT).any()
 
@@ -76,10 +76,31 @@ def test_of_several_units_only_those_with_a_snapshot_take_a_second_place(vectors
     rooms.snapshot(1).fill_(7.0)
     assert rooms.has_room
     areas, values = rooms.for_evaluation()
-    assert areas == (Area.OUT, Area.IN)
+    assert areas == (Area.OUT, Area.ASIDE)
     assert [value_N.numel() for value_N in values] == [PAGE_VALUES, 2 * PAGE_VALUES]
     for value_N in values:
         value_N.fill_(1.0)
     rooms.evaluated(areas)
     assert float(vectors.part(Area.OUT, SPANS[1]).mean()) == 7.0
-    assert not vectors.view(Area.IN).any()
+    assert not vectors.view(Area.ASIDE).any()
+
+
+@pytest.mark.parametrize("unspent", [(), (0,), (1,), (0, 1)])
+def test_the_anchors_that_a_starting_process_reads_are_touched_by_no_other_values(
+    vectors: SharedVectors, unspent: tuple[int, ...]
+) -> None:
+    rooms = UnitRooms(vectors, SPANS)
+    for unit in unspent:
+        rooms.snapshot(unit)
+    for unit, (begin, stop) in enumerate(SPANS):
+        rooms.begin(unit, torch.full((stop - begin,), 5.0))
+    areas, values = rooms.for_evaluation()
+    for value_N in values:
+        value_N.fill_(1.0)
+    rooms.evaluated(areas)
+    for unit, (begin, stop) in enumerate(SPANS):
+        rooms.lay(unit, torch.ones(stop - begin))
+        rooms.used(unit)
+    assert vectors.view(Area.IN).eq(5.0).all()
+    rooms.has_begun()
+    assert not any(vectors.view(area).any() for area in Area)

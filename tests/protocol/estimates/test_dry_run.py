@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from protocol.estimates.dry_run import Estimate, Setting, estimate_lines, run_settings, setting_lines, traffic_estimates
+from protocol.estimates.dry_run import (
+    Estimate,
+    Setting,
+    estimate_lines,
+    run_settings,
+    setting_lines,
+    traffic_estimates,
+    turn_estimates,
+)
 from protocol.run.manifest import default_run_toml, parse_run_config
 
 
@@ -32,6 +40,7 @@ def test_every_value_of_a_run_is_told_and_those_not_in_the_file_are_defaults() -
     }
     assert settings["model.dim"] == ("file run.toml", 128)
     assert settings["run.max_members"] == ("default", 64)
+    assert settings["run.max_peers"] == ("default", 64)
     assert settings["admission.credential_days"] == ("default", 30)
     assert settings["data.glob"] == ("default", "")
 
@@ -46,6 +55,14 @@ def test_traffic_is_told_for_a_round_a_day_and_the_run() -> None:
         "  whole run  up 251.4 MB, down 251.4 MB, in 163 rounds;",
         "             more where rounds are due before their target tokens are reached",
     ]
+
+
+def test_turns_are_told_where_a_run_takes_more_peers_than_a_round() -> None:
+    text = default_run_toml().replace("min_members = 2", "min_members = 2\nmax_peers = 2000")
+    assert estimate_lines(turn_estimates(parse_run_config(text))) == [
+        "  peers  up to 2,000 at a time, and 64 in one round of one unit; those that waited longest go first"
+    ]
+    assert turn_estimates(parse_run_config(default_run_toml())) == ()
 
 
 def test_sources_of_a_mixture_are_told_one_by_one() -> None:

@@ -16,7 +16,7 @@ from protocol.estimates.estimates import (
     run_size,
 )
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, feedback_disk_bytes, unit_disk_bytes
-from protocol.memory_costs import FEEDBACK_BYTES, KEPT_UNIT_BYTES
+from protocol.memory_costs import FEEDBACK_BYTES, KEPT_UNIT_BYTES, SCORES_BYTES
 from protocol.run.manifest import default_run_toml, parse_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
 
@@ -70,3 +70,11 @@ def test_the_ledger_grows_with_rounds_and_members() -> None:
     assert ledger_bytes(0, 64) == 0
     assert ledger_bytes(100, 2) == 250_000
     assert ledger_bytes(100, 64) == 3_350_000
+
+
+def test_a_peer_that_measures_tasks_holds_a_copy_and_a_place_more_of_what_it_trains() -> None:
+    task = '\n[[evaluate]]\nname = "facts"\nfile = "built-in:plain-facts"\n'
+    for more in ("", "[adapter]\nrank = 4\n"):
+        toml = default_run_toml().replace("[run]\n", '[run]\nstart_from = "base"\n', 1) + "\n" + more
+        without, measuring = (run_size(parse_run_config(text)) for text in (toml, toml + task))
+        assert measuring.peer_bytes == without.peer_bytes + SCORES_BYTES * without.num_parameters

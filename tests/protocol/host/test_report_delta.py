@@ -6,11 +6,13 @@ from dataclasses import fields, replace
 
 import pytest
 
+from protocol.host.host_statements import HostStatements
 from protocol.host.report_delta import made_whole, report_digest, shortened
 from protocol.host.reports import (
     AckPair,
+    EnergySpent,
     HeldoutResult,
-    HostStatements,
+    OwnCounts,
     PeerReport,
     UnitBytes,
     UnitStanding,
@@ -52,7 +54,7 @@ MOVED = {
     "bytes_down": 1,
     "unit_bytes": (UnitBytes(UnitName("expert-1"), 5, 6),),
     "could_tokens_per_s": 3.0,
-    "source_tokens": (5, 6),
+    "counts": OwnCounts((5, 6), EnergySpent(1.5e6, 700, 344.0)),
 }
 BROUGHT = {
     "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),

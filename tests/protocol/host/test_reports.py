@@ -11,16 +11,18 @@ import pytest
 from protocol.errors import (
     RemoteProtocolError,
 )
+from protocol.host.host_statements import HostStatements, RevocationNews
 from protocol.host.report_delta import report_digest
 from protocol.host.reports import (
     MAX_ACK_BYTES,
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
     MAX_DOUBLE_VOTES,
-    MAX_MILESTONES,
+    MAX_JOULES,
     AckPair,
+    EnergySpent,
     HeldoutResult,
-    HostStatements,
+    OwnCounts,
     PeerReport,
     ReportReply,
     UnitBytes,
@@ -75,7 +77,7 @@ def test_report_survives_the_wire() -> None:
         REPORT, unit_bytes=(UnitBytes(UnitName("trunk"), 1 << 40, 7), UnitBytes(UnitName("expert-0"), 0, 1))
     )
     assert decode_report(encode_report(moved)) == moved
-    mixed = replace(REPORT, source_tokens=(1 << 40, 0, 7))
+    mixed = replace(REPORT, counts=OwnCounts((1 << 40, 0, 7)))
     assert decode_report(encode_report(mixed)) == mixed
     for lane in (0, (1 << 32) - 1):
         serving = replace(REPORT, lane=lane, could_tokens_per_s=7000.5)
@@ -99,8 +101,6 @@ def test_report_survives_the_wire() -> None:
         {"experts": (256,)},
         {"experts": (0,) * 257},
         {"expert_room": 257},
-        {"source_tokens": (0,) * 33},
-        {"source_tokens": (-1,)},
         {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
         {"unit_bytes": (UnitBytes(UnitName("expert-1"), 1, 1),) * 1025},
     ],
@@ -108,6 +108,41 @@ def test_report_survives_the_wire() -> None:
 def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         replace(REPORT, **values)
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        EnergySpent(0.0),
+        EnergySpent(MAX_JOULES, 1 << 60, 5000.0),
+        EnergySpent(3.6e6, 12, 0.0),
+        None,
+    ],
+)
+def test_energy_survives_the_wire_and_its_absence_too(energy: EnergySpent | None) -> None:
+    report = replace(REPORT, counts=OwnCounts((3,), energy))
+    assert decode_report(encode_report(report)) == report
+
+
+@pytest.mark.parametrize(
+    "values", [(-1.0,), (math.nan,), (math.inf,), (2 * MAX_JOULES,), (1.0, -1), (1.0, 1, -5.0), (1.0, 1, 1e6)]
+)
+def test_energy_out_of_bounds_is_refused(values: tuple[float, ...]) -> None:
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    names = ("joules", "tokens", "g_per_kwh")
+    if min(values) >= 0:
+        for name, value in zip(names, values, strict=False):
+            setattr(body.energy, name, value)
+        with pytest.raises(RemoteProtocolError):
+            decode_report(body.SerializeToString())
+    with pytest.raises(RemoteProtocolError):
+        EnergySpent(**dict(zip(names, values, strict=False)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [(0,) * 33, (-1,)])
+def test_tokens_of_sources_out_of_bounds_are_refused(tokens: tuple[int, ...]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        OwnCounts(tokens)
 
 
 def test_report_with_a_poisoned_loss_is_refused_on_arrival() -> None:
@@ -140,24 +175,13 @@ def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
         COMMIT,
         1,
         2,
-        revocations=(b"one", b"two"),
-        asks_revocations=True,
-        known_revocations=bytes(8),
+        bans=RevocationNews((b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)),
         milestones=(b"one",),
     )
     assert decode_report_reply(encode_report_reply(reply)) == reply
 
 
-def test_fingerprints_that_are_not_whole_make_no_report() -> None:
-    with pytest.raises(RemoteProtocolError, match="fingerprints"):
-        HostStatements(known_revocations=b"short")
-    with pytest.raises(RemoteProtocolError, match="fingerprints"):
-        HostStatements(known_milestones=b"short")
-
-
 def test_more_milestones_than_a_host_needs_make_no_report_and_no_reply() -> None:
-    with pytest.raises(RemoteProtocolError, match="milestones"):
-        HostStatements(milestones=(b"",) * (MAX_MILESTONES + 1))
     body = pb.ReportBody.FromString(encode_report(REPORT))
     body.milestones.extend([b""] * 1000)
     with pytest.raises(RemoteProtocolError, match="milestones"):
@@ -168,16 +192,22 @@ def test_more_milestones_than_a_host_needs_make_no_report_and_no_reply() -> None
 
 
 def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
-    reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"",) * (MAX_REVOCATIONS + 1))
+    reply = ReportReply("training", COMMIT, 1, 2, bans=RevocationNews((b"",) * (MAX_REVOCATIONS + 1)))
     with pytest.raises(RemoteProtocolError, match="revocations"):
         decode_report_reply(encode_report_reply(reply))
 
 
 def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
-    apart = {field.name for kind in (ChosenName, HostStatements) for field in dataclasses.fields(kind)}
-    for kind, body, parts in ((PeerReport, pb.ReportBody, apart), (ReportReply, pb.ReportReply, set())):
-        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "signed"} | parts == {
+    parts = {field.name for part in (ChosenName, OwnCounts, HostStatements) for field in dataclasses.fields(part)}
+    news = {field.name for field in dataclasses.fields(RevocationNews)}
+    kinds = (
+        (PeerReport, pb.ReportBody, parts),
+        (ReportReply, pb.ReportReply, news),
+        (EnergySpent, pb.EnergyBody, set()),
+    )
+    for kind, body, apart in kinds:
+        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "counts", "signed", "bans"} | apart == {
             field.name for field in body.DESCRIPTOR.fields
         }
 

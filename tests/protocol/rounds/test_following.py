@@ -967,11 +967,11 @@ def test_of_lone_commits_that_the_same_voters_sign_on_one_base_only_a_few_are_ke
     assert len(seat.state.tree.nodes) == 2 + MOST_LONE_SIBLINGS
 
 
-def _lone_chain(parent: ChainLink, signer: Seat, number: int) -> list[Made]:
-    """A lone commit of one peer, and what it commits after it as the only voter."""
-    made = [commit_on(parent, [signer], lone=True)]
+def _lone_chain(parent: ChainLink, signers: Sequence[Seat], number: int) -> list[Made]:
+    """A lone commit of some peers, and what they commit after it as the only voters."""
+    made = [commit_on(parent, signers, lone=True)]
     while len(made) < number:
-        made.append(commit_on(made[-1].link, [signer]))
+        made.append(commit_on(made[-1].link, signers))
     return made
 
 
@@ -987,7 +987,7 @@ def test_of_lone_lineages_beside_that_of_a_quorum_only_so_many_commits_are_kept(
     for each in table.others(seat):
         seat.hear(each, heartbeat_of(each))
     for parent in (table.genesis, ours.link):
-        for made in _lone_chain(parent, other, 30):
+        for made in _lone_chain(parent, [other], 30):
             seat.hear(other, _reported(made))
     assert len(seat.state.tree.nodes) <= 2 + 20 + 1
     more = commit_on(ours.link, table.live(), salt=1)
@@ -1000,9 +1000,35 @@ def test_a_lone_lineage_that_may_be_followed_is_kept_whole(monkeypatch: pytest.M
     monkeypatch.setattr(following, "MOST_BESIDE", 20)
     table, seat, other = _muted()
     table.wait(200.0)
-    made = _lone_chain(table.genesis, other, 40)
+    made = _lone_chain(table.genesis, [other], 40)
     seat.feed(_fetched(other, made))
     assert made[-1].link.commit in seat.state.tree.nodes
+
+
+def test_a_lone_lineage_longer_than_what_is_kept_is_followed_while_only_those_are_here_who_signed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their head is not known here before the whole lineage is, so it cannot tell whether they stand on it."""
+    monkeypatch.setattr(following, "MOST_BESIDE", 20)
+    table, seat, other = _muted()
+    signers = [other, table.others(seat, other)[0]]
+    made = _lone_chain(table.genesis, signers, 50)
+    table.wait(200.0)
+    for first in (0, 25):
+        for signer in signers:
+            heard = heartbeat_of(signer)
+            seat.hear(signer, replace(heard, heads=(replace(heard.heads[0], head=made[-1].link.commit),)))
+        seat.feed(_fetched(other, made[first : first + 25]))
+    assert made[-1].link.commit in seat.state.tree.nodes
+
+
+def test_a_signer_of_a_lone_commit_that_stands_elsewhere_by_a_known_head_is_one_of_those_without_it() -> None:
+    table, seat, other = _muted(3)
+    made = commit_on(table.genesis, [other], lone=True)
+    for each in table.others(seat):
+        seat.hear(each, heartbeat_of(each))
+    seat.hear(other, _reported(made))
+    assert lone_refused(seat.state, table.now_s) == {made.link.commit}
 
 
 def _lone_after_sleep(*, are_lost: bool, num_peers: int = 5) -> tuple[Table, Seat, list[Seat], tuple[object, ...]]:

@@ -22,7 +22,14 @@ from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVoteRe
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_record
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
-from protocol.rounds.queries import NUM_HEARTBEAT_PEERS, idle_patience_s, is_alive, is_suspected, silence_s
+from protocol.rounds.queries import (
+    GONE_PATIENCE_S,
+    NUM_HEARTBEAT_PEERS,
+    idle_patience_s,
+    is_alive,
+    is_suspected,
+    silence_s,
+)
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
 
@@ -206,6 +213,23 @@ def test_a_tick_that_is_only_a_little_late_is_no_sleep() -> None:
     seat.feed(Progressed(100, True))
     assert seat.state.peers[other.peer] == known
     assert seat.state.pulse.woke_at_s is None
+
+
+@pytest.mark.parametrize("is_tick", [True, False])
+@pytest.mark.parametrize(("silent_s", "is_sleep"), [(GONE_PATIENCE_S - 0.1, False), (GONE_PATIENCE_S + 0.1, True)])
+def test_a_process_that_handles_messages_and_is_late_with_its_tick_did_not_sleep(
+    silent_s: float, is_sleep: bool, is_tick: bool
+) -> None:
+    """The time since its last step counts, not that since its tick was due."""
+    table = Table(3)
+    acquaint(table)
+    seat = table.live()[0]
+    seat.feed(RoundTicked())
+    table.now_s = seat.state.pulse.tick_due_s + seat.state.config.suspect_after_s - 0.1
+    seat.feed(Progressed(100, True))
+    table.now_s += silent_s
+    seat.feed(RoundTicked(table.now_s - seat.state.pulse.tick_due_s) if is_tick else Progressed(100, True))
+    assert (seat.state.pulse.woke_at_s is not None) == is_sleep
 
 
 @pytest.mark.parametrize("heartbeat_s", [1.0, 4.9, 60.0])

@@ -242,6 +242,20 @@ def test_who_reports_a_slow_line_is_waited_for_on_its_word_once_in_many_rounds_a
     assert _patience_s(seat, at_index=100 + NUM_ROUNDS_IMPATIENT, exchange_s=1.0) == 60.0
 
 
+@pytest.mark.parametrize(("max_members", "is_waited_for"), [(5, False), (6, True)])
+def test_a_round_that_is_full_waits_for_voters_alone(max_members: int, is_waited_for: bool) -> None:
+    table = Table(6, num_founders=3, max_members=max_members)
+    table.run_until(lambda: table.all_at(1))
+    seat = table.opener()
+    late = next(other for other in table.others(seat) if other.peer not in seat.state.link.roster or is_waited_for)
+    view = seat.state.peers[late.peer]
+    assert view.head is not None
+    behind = replace(view, head=replace(view.head, head=table.genesis.commit, index=0))
+    state = with_views(seat.state, {late.peer: behind})
+    now_s = state.committed_at_s + state.config.suspect_after_s + 0.1
+    assert (who_is_late(state, now_s) == late.peer) == is_waited_for
+
+
 # --- how long they are waited for
 
 

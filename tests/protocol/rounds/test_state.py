@@ -206,7 +206,7 @@ def test_a_tick_says_what_is_waited_for_and_the_same_until_that_changes() -> Non
     table = Table(3)
     table.run_until(lambda: table.all_at(2))
     said = [step.waiting for seat in table.live() for event, step in seat.steps if isinstance(event, RoundTicked)]
-    assert any(f"opened at {TARGET_TOKENS} ready tokens" in waiting for waiting in said)
+    assert any(f"opened at {TARGET_TOKENS:,} ready tokens" in waiting for waiting in said)
     quiet = Table(3, target=RoundTarget(10**9))
     acquaint(quiet)
     quiet.run_until(lambda: quiet.all_at(1))

@@ -47,6 +47,26 @@ def test_shapes_of_names_are_told_in_words() -> None:
             DataSection.model_validate(values)
 
 
+HF = {"kind": "hf", "dataset": "hf://owner/name"}
+PARTS = ["train", "train-2.x", "train[:1%]", "train[10%:]", "train[-5:]", "train[1000:2000]", "train[:]"]
+NO_PARTS = ["", "../b", "train+test", "train[1]", "train[:1%](closest)", "train[a:b]", "train[:1%", "a/b[:1]", "[:1%]"]
+
+
+@pytest.mark.parametrize("split", PARTS)
+def test_a_split_or_a_part_of_it_is_taken_of_one_source_and_of_several(split: str) -> None:
+    (mixed,) = DataSection.model_validate({"source": [{**HF, "split": split}]}).parts
+    assert mixed.split == DataSection(source="hf", dataset="hf://owner/name", split=split).split == split
+
+
+@pytest.mark.parametrize("split", NO_PARTS)
+def test_another_pattern_of_splits_is_refused_with_what_works_of_one_source_and_of_several(split: str) -> None:
+    for values in ({"source": [{**HF, "split": split}]}, {"source": "hf", "dataset": "hf://a/b", "split": split}):
+        with pytest.raises(
+            ValidationError, match=r"the name of a split, such as train, or a part of one, such as train\[:1%\]"
+        ):
+            DataSection.model_validate(values)
+
+
 CHAT = {"kind": "jsonl", "glob": "*.jsonl", "format": "chat", "weight": 3.0, "name": "talk"}
 BOOKS = {"kind": "text", "glob": "*.txt"}
 

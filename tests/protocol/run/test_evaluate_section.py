@@ -35,6 +35,8 @@ def test_several_tasks_are_in_the_manifest_without_their_defaults_and_come_back_
         (TABLE + 'kind = "essay"\n', "evaluate.0.kind is 'essay'"),
         (TABLE + 'template = "Answer:"\n', "has no {question}"),
         (TABLE + 'kind = "prompts"\ntemplate = "Q: {question}"\n', 'a template belongs to kind = "multiple_choice"'),
+        (TABLE + "chat = true\n", 'chat belongs to kind = "prompts"'),
+        (TABLE + 'kind = "prompts"\nchat = true\n', "chat = true in a run without chats"),
         (TABLE + "answer_tokens = 4\n", 'answer_tokens belong to kind = "prompts"'),
         (TABLE + TABLE, 'two tables [[evaluate]] with name = "facts"'),
         ("".join(TABLE.replace("facts", f"f{n}") for n in range(17)), "17 tables [[evaluate]]: expected at most 16"),
@@ -45,6 +47,17 @@ def test_a_task_that_cannot_be_is_refused_in_a_line(table: str, found: str) -> N
     with pytest.raises(ConfigError) as caught:
         parse_run_config(default_run_toml() + table)
     assert found in caught.value.one_line()
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_run_on_chats_may_say_how_prompts_are_put(chat: bool) -> None:
+    told = f'kind = "prompts"\nchat = {str(chat).lower()}\n'
+    toml = default_run_toml().replace(
+        'source = "python-stdlib"', 'source = "jsonl"\nglob = "*.jsonl"\nformat = "chat"', 1
+    )
+    values = parse_run_config(toml + TABLE + told).model_dump(mode="json")
+    assert values["evaluate"][0]["chat"] is chat
+    assert "chat" not in parse_run_config(toml + TABLE + 'kind = "prompts"\n').model_dump(mode="json")["evaluate"][0]
 
 
 @pytest.mark.parametrize("shards", ["expert", "pipeline"])

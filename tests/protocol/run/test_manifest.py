@@ -207,6 +207,32 @@ def test_results_have_room_for_what_all_members_send_where_the_file_says_nothing
     )
 
 
+@pytest.mark.parametrize(
+    ("lines", "most_peers"), [("", 64), ("max_members = 8", 8), ("max_peers = 64", 64), ("max_peers = 100000", 100_000)]
+)
+def test_a_run_takes_as_many_peers_as_a_round_unless_the_file_says_more(lines: str, most_peers: int) -> None:
+    config = parse_run_config(default_run_toml().replace("\n[model]", f"\n{lines}\n[model]"))
+    assert config.run.most_peers == most_peers
+    written = _manifest(config=config).canonical_bytes()
+    assert (b"max_peers" in written) == ("max_peers" in lines)
+    assert RunManifest.model_validate_json(written).config == config
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("max_peers = 63", "run.max_peers 63: expected at least run.max_members 64"),
+        ("max_members = 9\nmax_peers = 8", "run.max_peers 8: expected at least run.max_members 9"),
+        ("max_peers = 0", "run.max_peers"),
+        ("max_peers = 100001", "run.max_peers"),
+        ("max_peers = true", "run.max_peers"),
+    ],
+)
+def test_fewer_peers_than_a_round_takes_and_more_than_a_host_serves_are_refused_by_name(lines: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_run_config(default_run_toml().replace("\n[model]", f"\n{lines}\n[model]"))
+
+
 def test_a_codec_for_results_is_written_only_where_it_is_chosen() -> None:
     written = _manifest().canonical_bytes()
     assert b"result_codec" not in written

@@ -122,7 +122,6 @@ def test_the_numbers_of_a_lane_follow_from_the_file() -> None:
         ({"round": {"mode": "overlap"}}, 'expected "blocking"'),
         ({"round": {"ramp_share": 0.1}}, "expected rounds of one size"),
         ({"round": {"error_feedback": 0.5}}, "expected 0"),
-        ({"run": {"start_from": "model"}}, "expected values from the seed"),
         (
             {"pipeline": {"forward_codec": "zip"}},
             "pipeline.forward_codec is 'zip'; expected 'fp32', 'bf16', 'int8' or 'int4'",

@@ -44,9 +44,9 @@ class FollowedLine:
 
     def after(self, known: Sequence[CommitId]) -> Iterator[bytes]:
         """Certificates after the newest of these commits that is on this lineage, oldest first; none if none is."""
-        places = [place for commit in known if (place := self.place(commit)) is not None]
-        found = self.certificates[max(places) :] if places else []
-        return map(encode_certificate, found)
+        wanted, newest_first = frozenset(known), range(len(self.links) - 1, -1, -1)
+        place = next((place for place in newest_first if self.links[place].commit in wanted), None)
+        return map(encode_certificate, self.certificates[place:] if place is not None else [])
 
     def on(self, base: CommitId) -> Certificate | None:
         """The certificate of the commit whose parent is `base`."""

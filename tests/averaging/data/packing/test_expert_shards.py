@@ -13,7 +13,7 @@ from averaging.data.packing.document_router import fit_router
 from averaging.data.packing.document_routing import Routing, route_documents
 from averaging.data.packing.expert_shards import check_each_expert, expert_shards, read_router
 from averaging.data.packing.packing import Packing, pack
-from averaging.data.shards import DatasetManifest, ShardCache, parse_dataset
+from averaging.data.shards import DatasetManifest, ShardCache, TextBytes, parse_dataset
 from averaging.data.sources.texts import Text
 from averaging.data.token_reader import TokenReader
 from averaging.data.tokenizer import ByteTokenizer, encode_document
@@ -127,6 +127,21 @@ def test_the_shares_of_experts_in_what_is_kept_for_evaluation_are_by_bytes_of_te
     ]
     assert dataset.heldout_shares == pytest.approx([size / sum(sizes) for size in sizes])
     assert _pack(tmp_path / "b", None).heldout_shares == ()
+
+
+def test_the_shares_of_experts_are_by_what_counts_where_only_some_tokens_do(tmp_path: Path) -> None:
+    dataset = _pack(tmp_path, ROUTING, Halves())
+    assert dataset.router is not None
+    entries = [
+        entry.model_copy(update={"num_counted": entry.num_tokens // (10 if entry.expert else 2)})
+        for entry in dataset.shards
+    ]
+    text_bytes = [TextBytes(train=400, heldout=size) for size in (300, 100)]
+    router = dataset.router.model_copy(update={"text_bytes": text_bytes})
+    counted = dataset.model_copy(update={"shards": entries, "router": router})
+    assert counted.heldout_shares == pytest.approx((0.75, 0.25)), "the bytes of what counts"
+    none = [entry.model_copy(update={"num_counted": 0}) for entry in entries]
+    assert counted.model_copy(update={"shards": none}).heldout_shares == (0.0, 0.0)
 
 
 def test_losses_per_byte_are_told_for_each_expert_by_its_own_text(tmp_path: Path) -> None:

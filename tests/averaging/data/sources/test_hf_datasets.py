@@ -55,6 +55,37 @@ def test_one_split_of_several_is_read(tmp_path: Path) -> None:
         _read(tmp_path / "a", split="test")
 
 
+@pytest.mark.parametrize(
+    ("rows", "begin", "stop"),
+    [
+        ("[:1%]", 0, 2),
+        ("[10%:20%]", 20, 40),
+        ("[-50%:]", 100, 200),
+        ("[5:8]", 5, 8),
+        ("[-3:]", 197, 200),
+        ("[:]", 0, 200),
+        ("[190:500]", 190, 200),
+    ],
+)
+def test_a_part_of_a_split_is_its_rows_as_the_library_counts_them(
+    tmp_path: Path, rows: str, begin: int, stop: int
+) -> None:
+    DatasetDict({"tr-1": Dataset(pa.table({"text": ROWS}))}).save_to_disk(tmp_path / "a")
+    own = _save(tmp_path / "b", {"text": ROWS})
+    expected = [row.encode() for row in ROWS[begin:stop]]
+    assert _read(tmp_path / "a", split="tr-1" + rows) == _read(own, split="train" + rows) == expected
+    assert (
+        SavedDataset(tmp_path / "a", "tr-1" + rows).num_bytes() == SavedDataset(tmp_path / "a", "tr-1").num_bytes() > 0
+    )
+
+
+@pytest.mark.parametrize("rows", ["[:200%]", "[300:]", "[7:3]", "[:0]", "[50%:-60%]"])
+def test_rows_that_a_split_does_not_have_are_told_in_a_line(tmp_path: Path, rows: str) -> None:
+    folder = _save(tmp_path / "a", {"text": ROWS})
+    with pytest.raises(ConfigError, match=r"has no rows 'train\[.*it has 200; expected .*train\[:1%\]"):
+        _read(folder, split="train" + rows)
+
+
 def test_a_folder_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
     assert f"no folder {tmp_path / 'none'}" in _raised(ConfigError, tmp_path / "none")
     (tmp_path / "readme.txt").write_text("hello")

@@ -126,6 +126,27 @@ def test_a_row_that_is_no_chat_is_named(tmp_path: Path, row: dict[str, object], 
         list(open_source(data, tmp_path).texts())
 
 
+@pytest.mark.parametrize("num_good", [1, 64, 100])
+def test_the_chats_before_a_bad_row_are_read_and_the_first_bad_row_is_named(tmp_path: Path, num_good: int) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('no') if messages[0].content == 'no' }}"
+    )
+    (tmp_path / "t.jinja").write_text(template)
+    good = [[{"role": "user", "content": f"{n}:"}, {"role": "assistant", "content": "yes"}] for n in range(num_good)]
+    failing = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "yes"}]
+    rows = [*good, failing, [], *good]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    data, found = DataSection(source="jsonl", glob="*.jsonl", format="chat", chat_template="t.jinja"), list[bytes]()
+
+    def read() -> None:
+        for text in open_source(data, tmp_path).texts():
+            found.append(text.data)
+
+    with pytest.raises(ConfigError, match=rf"line {num_good + 1}: the chat template .* fails: no"):
+        read()
+    assert found == [f"{n}:yes".encode() for n in range(num_good)]
+
+
 def test_a_mixture_reads_one_source_after_another_and_numbers_them(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     for name in ("b", "c"):

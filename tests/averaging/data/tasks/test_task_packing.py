@@ -14,6 +14,7 @@ from averaging.data.tokenizer import ByteTokenizer, Tokenizer
 from averaging.data.vocabulary import train_bpe
 from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.run.evaluate_section import EvaluateSection
+from tests.averaging.data.chat.chat_world import chat_template, chat_tokenizer
 
 QUESTIONS = [
     {"question": "The capital of France is", "choices": ["Rome", "Paris, of course"], "answer": 1},
@@ -100,3 +101,25 @@ def test_a_file_that_is_no_task_is_refused() -> None:
     for data in (b"", b"{}", b'{"kind":"prompts","items":[]}', b'{"kind":"essay"}', b"\xff"):
         with pytest.raises(RemoteProtocolError, match="a task that cannot be read"):
             open_task(data)
+
+
+@pytest.mark.parametrize(("chat", "is_chat"), [(None, True), (True, True), (False, False)])
+def test_prompts_of_a_run_on_chats_are_put_by_its_template_unless_the_task_says_otherwise(
+    tmp_path: Path, chat: bool | None, is_chat: bool
+) -> None:
+    _write(tmp_path, [{"prompt": "potluck?"}, {"prompt": "and <|im_end|>?"}])
+    words, task = chat_tokenizer(), EvaluateSection(name="t", file="t.jsonl", kind="prompts", chat=chat)
+    file = open_task(packed_task(task, tmp_path, words, 1000, chat_template()).data)
+    assert isinstance(file, Prompts)
+    assert [item.text for item in file.items] == ["potluck?", "and <|im_end|>?"], "people see the prompt alone"
+    asked = b"<|im_start|>user\npotluck?<|im_end|>\n<|im_start|>assistant\n"
+    expected = words.encode_marked(asked, ())[0] if is_chat else words.encode(b"potluck?")
+    assert file.items[0].tokens == tuple(expected.tolist())
+    assert file.end == (chat_template().end if is_chat else words.end)
+
+
+def test_a_prompt_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    _write(tmp_path, [{"prompt": "a"}])
+    task = EvaluateSection(name="t", file="t.jsonl", kind="prompts")
+    with pytest.raises(ConfigError, match=r"t\.jsonl line 1: the chat template of the run's chats fails: no"):
+        packed_task(task, tmp_path, chat_tokenizer(), 64, chat_template("{{ raise_exception('no') }}"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
@@ -15,6 +16,7 @@ from averaging.rounds.fetching.gather_results import (
     GATHER_WITHIN_S,
     ExchangeView,
     Gatherer,
+    _sources,
 )
 from averaging.rounds.lineage.round_context import Changes
 from averaging.rounds.traffic.arrivals import Arrivals
@@ -32,6 +34,8 @@ from protocol.rounds.messages.record import SliceRecord
 from protocol.rounds.messages.requests import FetchResult
 from protocol.rounds.schedule.liveness_timing import STALLED_STREAM_S
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
+from tests.protocol.rounds.made_commits import signed_record
+from tests.protocol.rounds.round_table import Table
 
 Clock = trio.testing.MockClock
 
@@ -548,3 +552,20 @@ async def test_who_is_offered_a_result_that_is_being_fetched_waits_until_that_is
         assert held == [True]
         with trio.fail_after(0.1):
             await gatherer.until_fetched(part.result_hash)
+
+
+# --- the order of asking ----------------------------------------------------------------------------------------------------------
+
+
+def test_members_ask_the_reducer_first_and_all_others_any_peer_that_took_part() -> None:
+    table = Table(8)
+    seats = table.live()
+    record = signed_record(table.genesis, seats)
+    holders = tuple(seat.peer for seat in seats)
+    for part in record.slices:
+        assert _sources(seats[3].peer, record, part, holders)[0] == part.reducer
+    others = [PeerId(f"other {number}") for number in range(192)]
+    asked = Counter(_sources(me, record, part, holders)[0] for me in others for part in record.slices)
+    assert set(asked) == set(holders)
+    assert max(asked.values()) < 1.3 * len(others) * len(record.slices) / len(holders)
+    assert set(_sources(others[0], record, record.slices[0], (others[1],))) == {*holders, others[1]}

@@ -8,6 +8,7 @@ import pytest
 import structlog
 import torch
 import trio
+import trio.testing
 
 from peer.pipeline.stage import stage_process
 from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
@@ -121,6 +122,22 @@ async def test_a_process_that_dies_fails_what_it_is_asked_is_brought_back_and_se
         again = _work(process, _Reported(), tmp_path)
         await again.open()
         assert await again.run_pass(0, START, Pass(0, False))
+
+
+async def test_a_process_that_reads_only_half_of_an_order_is_killed(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path, starts: Starts
+) -> None:
+    process = StageProcess(stage_plan(tmp_path, 0))
+    killed = list[float]()
+    process._process.kill = lambda: killed.append(trio.current_time())  # type: ignore[method-assign]
+    ours, _theirs = trio.testing.lockstep_stream_pair()
+    try:
+        process._process.stream = ours  # type: ignore[assignment]
+        with pytest.raises(StageProcessDied):
+            await process.ask("square")
+        assert killed == [stage_process.ANSWER_WITHIN_S]
+    finally:
+        process.close()
 
 
 async def test_what_a_process_says_of_its_end_is_told_in_one_line(tmp_path: Path, starts: Starts) -> None:

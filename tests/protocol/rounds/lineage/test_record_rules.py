@@ -144,7 +144,7 @@ UNSIGNED: dict[str, tuple[Change, str]] = {
         lambda record: _slice(omitted=_omitted(record, record.roster[0]))(record),
         "did not sign the result of slice [0, 4)",
     ),
-    "a newer release": (lambda record: replace(record, rules=2), "; expected 1: install the newest release"),
+    "a newer release": (lambda record: replace(record, rules=3), "; expected 1 or 2: install the newest release"),
 }
 
 
@@ -451,7 +451,45 @@ def test_a_record_names_the_highest_cap_that_its_claims_allow_where_it_changes_n
 def test_a_cap_below_what_late_heartbeats_explain_is_too_low(cap: int, is_low: bool) -> None:
     table = Table(3)
     record = signed_record(table.genesis, table.live(), weight_cap_tokens=cap)
-    assert bool(low_cap_problem(table.genesis, record)) == is_low
+    assert bool(low_cap_problem(table.genesis, record, table.genesis.roster)) == is_low
+
+
+def _without_slow(tokens: list[int], num_slow: int, cap: int) -> tuple[ChainLink, CommitRecord, tuple[PeerId, ...]]:
+    """(base, a record that leaves the first of these members out of every slice, those left out)."""
+    table = Table(len(tokens))
+    for seat, number in zip(table.live(), tokens, strict=True):
+        seat.tokens = number
+    slow = tuple(seat.peer for seat in table.live()[:num_slow])
+    record = signed_record(table.genesis, table.live()[num_slow:], weight_cap_tokens=cap)
+    omitted = tuple(Omission(peer, "", OmissionCode.LATE) for peer in slow)
+    slices = tuple(replace(part, omitted=(*part.omitted, *omitted)) for part in record.slices)
+    return table.genesis, replace(record, slices=slices), slow
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_slow"),
+    [([10, 50, 1000], 1), ([10, 20, 30, 1000, 1000], 1), ([10, 20, 30, 1000, 1000], 2), ([10] * 5 + [1000] * 4, 4)],
+)
+def test_a_cap_that_slow_members_lowered_is_not_too_low_when_they_are_left_out(
+    tokens: list[int], num_slow: int
+) -> None:
+    """An honest leader makes the cap before it knows who is late."""
+    base, record, _ = _without_slow(tokens, num_slow, weight_cap(tokens, TARGET_TOKENS))
+    assert low_cap_problem(base, record, base.roster) == ""
+
+
+def test_a_cap_that_no_slow_member_can_have_lowered_so_far_is_too_low() -> None:
+    base, record, _ = _without_slow([10] + [100] * 4, 1, cap=99)
+    assert (
+        low_cap_problem(base, record, base.roster)
+        == "a weight cap of 99 tokens; expected at least 100 by the signed tokens"
+    )
+
+
+def test_members_of_whom_only_a_leader_tells_explain_no_low_cap() -> None:
+    base, record, slow = _without_slow([10, 20, 30, 1000, 1000], 2, cap=120)
+    known = [peer for peer in base.roster if peer not in slow]
+    assert "expected at least 1000" in low_cap_problem(base, record, known)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Energy that the peers report, added up, and its carbon."""

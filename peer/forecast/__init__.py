@@ -1,0 +1,1 @@
+"""Foretells a run before anybody opens it: time, traffic, energy, loss (`potluck plan`)."""

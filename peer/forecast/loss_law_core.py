@@ -1,0 +1,180 @@
+"""The loss that a training comes to, by published laws. Pure.
+
+Loss of N values after D tokens: L = E + A / N^a + B / D^b (Hoffmann et al. 2022, arXiv 2203.15556, equation 10). Two fits of it to the
+same trainings are published. Besiroglu et al. 2024 (arXiv 2404.10102, table 1) explain why theirs is taken here; the other one bounds
+the interval.
+
+Several members: Charles et al. 2025 (arXiv 2503.09799) fit L = C N^-c to DiLoCo of 1, 2, 4 and 8 members and to data-parallel
+training, at 20 tokens a value and 30 local steps. The loss is multiplied by the ratio of two fits. Beyond 8 members it grows by
+M^0.0116, as their joint fit says.
+
+Local steps H: Douillard et al. 2023 (arXiv 2311.08105) have 2.9% more perplexity with 1000 steps than with 50, for 150M values. That
+is taken as a straight line over log H from 30 steps on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from math import inf, log, log2
+from typing import Final
+
+from protocol.tables import short_count
+
+CHINCHILLA: Final = "Chinchilla's law"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The numbers of L = E + A / N^a + B / D^b, in nats a token."""
+
+    name: str
+    floor: float
+    of_values: float
+    values_power: float
+    of_tokens: float
+    tokens_power: float
+
+    def loss(self, num_values: float, tokens: float) -> float:
+        """L."""
+        of_values = self.of_values * math.pow(num_values, -self.values_power)
+        return self.floor + of_values + self.of_tokens * math.pow(tokens, -self.tokens_power)
+
+
+BESIROGLU: Final = Fit("Besiroglu et al. 2024", 1.8172, 482.01, 0.3478, 2085.43, 0.3658)
+HOFFMANN: Final = Fit("Hoffmann et al. 2022", 1.6934, 406.4, 0.3392, 410.7, 0.2849)
+
+FLOOR_ERROR: Final = 0.06
+"""Two standard errors of E (Besiroglu et al. 2024, table 1)."""
+
+VALUES_RANGE: Final = (5.7e7, 1.6e10)
+TOKENS_RANGE: Final = (2.5e8, 3.2e11)
+"""Of the trainings that the fits are made of."""
+
+_PARALLEL: Final = (18.129, -0.0953)
+_MEMBERS: Final[dict[int, tuple[float, float]]] = {
+    1: (18.363, -0.0961),
+    2: (18.768, -0.0969),
+    4: (19.762, -0.0992),
+    8: (21.051, -0.1018),
+}
+_MOST_MEMBERS: Final = 8
+_MORE_MEMBERS_POWER: Final = 0.0116
+_DILOCO_VALUES: Final = (3.5e7, 1e10)
+
+_STEPS_FROM: Final = 30.0
+_MOST_STEPS: Final = 1000.0
+_STEPS_NATS: Final = log(1.029) / log(1000.0 / 50.0)
+"""Nats for each e-fold of local steps."""
+
+_LEAST_VOCABULARY: Final = 16_000
+TOKENS_PER_VALUE: Final = 20.0
+"""Of a training that is compute-optimal by Hoffmann et al. 2022, and of the trainings behind the fits of DiLoCo."""
+
+_ROUGH_SEARCH_STEPS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How the members train together.
+
+    Attributes:
+        members: on average; at least 1.
+        local_steps: of each in a round; 1 or more.
+        vocab_size: tokens that the model knows.
+    """
+
+    members: float = 1.0
+    local_steps: float = 30.0
+    vocab_size: int = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedLoss:
+    """Nats a token on held-out text.
+
+    Attributes:
+        low, high: between them lie both fits and the error of the floor. It is no interval of probability.
+        notes: on what lies outside of the laws' range, one line each; empty inside.
+    """
+
+    nats: float
+    low: float
+    high: float
+    notes: tuple[str, ...] = ()
+
+
+def expected_loss(num_values: float, tokens: float, schedule: Schedule) -> ExpectedLoss:
+    """The loss after so many tokens of all members together. Both counts are above 0."""
+    found = [_of_fit(fit, num_values, tokens, schedule) for fit in (BESIROGLU, HOFFMANN)]
+    return ExpectedLoss(
+        found[0], min(found) - FLOOR_ERROR, max(found) + FLOOR_ERROR, law_notes(num_values, tokens, schedule)
+    )
+
+
+def tokens_to(nats: float, num_values: float, schedule: Schedule) -> float:
+    """Tokens after which this loss is expected; infinite where no number of them is enough."""
+    if _of_fit(BESIROGLU, num_values, inf, schedule) >= nats:
+        return inf
+    low, high = 1.0, 1e30
+    for _ in range(_ROUGH_SEARCH_STEPS):
+        middle = (low * high) ** 0.5
+        is_reached = _of_fit(BESIROGLU, num_values, middle, schedule) <= nats
+        low, high = (low, middle) if is_reached else (middle, high)
+    return high
+
+
+def least_loss(num_values: float, schedule: Schedule) -> float:
+    """The loss that this model nears with more and more tokens."""
+    return _of_fit(BESIROGLU, num_values, inf, schedule)
+
+
+def members_factor(num_values: float, members: float) -> float:
+    """The loss of DiLoCo with so many members over that of data-parallel training."""
+    known = min(max(members, 1.0), float(_MOST_MEMBERS))
+    below = 2 ** int(log2(known))
+    above = min(_MOST_MEMBERS, 2 * below)
+    share = log2(known / below)
+    mixed = (1.0 - share) * _power(_MEMBERS[below], num_values) + share * _power(_MEMBERS[above], num_values)
+    more = math.pow(max(1.0, members / _MOST_MEMBERS), _MORE_MEMBERS_POWER)
+    return mixed / _power(_PARALLEL, num_values) * more
+
+
+def law_notes(num_values: float, tokens: float, schedule: Schedule) -> tuple[str, ...]:
+    """Everything outside of the ranges that the laws were fitted in."""
+    found = []
+    if not VALUES_RANGE[0] <= num_values <= VALUES_RANGE[1]:
+        found.append(
+            f"the law was fitted to models of {_range(VALUES_RANGE)} values; this one has {short_count(num_values)}"
+        )
+    if not TOKENS_RANGE[0] <= tokens <= TOKENS_RANGE[1]:
+        found.append(f"the law was fitted to {_range(TOKENS_RANGE)} tokens; these are {short_count(tokens)}")
+    if schedule.vocab_size < _LEAST_VOCABULARY:
+        found.append(
+            f"the law counts nats of tokens from a vocabulary of about 32,000; one of {schedule.vocab_size:,} has others"
+        )
+    if schedule.members > _MOST_MEMBERS:
+        found.append(f"DiLoCo's law was fitted to 1 to {_MOST_MEMBERS} members; here are {schedule.members:.3g}")
+    elif schedule.members > 1 and not _DILOCO_VALUES[0] <= num_values <= _DILOCO_VALUES[1]:
+        found.append(f"DiLoCo's law was fitted to models of {_range(_DILOCO_VALUES)} values")
+    if schedule.members > 1 and schedule.local_steps > _MOST_STEPS:
+        found.append(
+            f"the cost of long rounds is known up to {_MOST_STEPS:g} local steps; here are {schedule.local_steps:.3g}"
+        )
+    return tuple(found)
+
+
+def _of_fit(fit: Fit, num_values: float, tokens: float, schedule: Schedule) -> float:
+    alone = fit.loss(num_values, tokens)
+    if schedule.members <= 1.0:
+        return alone
+    long_rounds = _STEPS_NATS * log(max(1.0, schedule.local_steps / _STEPS_FROM))
+    return alone * members_factor(num_values, schedule.members) + long_rounds
+
+
+def _power(numbers: tuple[float, float], num_values: float) -> float:
+    return numbers[0] * math.pow(num_values, numbers[1])
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{short_count(ends[0])} to {short_count(ends[1])}"

@@ -1,0 +1,1 @@
+"""Records some steps of the training process with torch.profiler, and sums them up."""
