@@ -24,10 +24,13 @@ from protocol.host.host_statements import (
 )
 from protocol.host.report_pace import MAX_AGAIN_S
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
+from protocol.identity.envelope import OVERHEAD_BYTES
 from protocol.identity.revocation import MAX_REVOCATIONS
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
+from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
+from protocol.rounds.messages.claim import MAX_CLAIM_BYTES
 from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
@@ -43,7 +46,8 @@ REPORT_DIGEST_BYTES: Final = 8
 MAX_DOUBLE_VOTES: Final = 8
 """Proofs of double votes in one report."""
 
-MAX_ACK_BYTES: Final = 1024
+MAX_SIGNED_BYTES: Final = max(MAX_VOTE_BYTES, OVERHEAD_BYTES + MAX_CLAIM_BYTES)
+"""One half of such a proof: an ack or a claim in its envelope."""
 
 MAX_JOULES: Final = 1e15
 """Of one process: a machine of a hundred kilowatts for three hundred years."""
@@ -127,7 +131,7 @@ class AckPair:
 
     def __post_init__(self) -> None:
         longest = max(len(self.one), len(self.other))
-        require(longest <= MAX_ACK_BYTES, f"an ack of {longest} bytes", f"at most {MAX_ACK_BYTES}")
+        require(longest <= MAX_SIGNED_BYTES, f"an ack or claim of {longest} bytes", f"at most {MAX_SIGNED_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)

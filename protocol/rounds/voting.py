@@ -180,9 +180,8 @@ def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: M
     """Why the record breaks a rule that everybody can check, now or years later."""
     config, record = state.config, link.record
     if record is None or record.rules < SIGNED:
-        return (
-            "it has no signatures of those whom it counts; its leader runs an older release and should update Potluck"
-        )
+        old = "it has no signatures of those whom it counts, so its leader runs an older release"
+        return f"{old}; other members go on without it: ask its owner to install this release"
     problem = record_problem(state.link, record, SignatureCheck(config.verifier, config.run_id), leaves)
     return problem or ("" if link.is_lone else promise_problem(state, settle))
 

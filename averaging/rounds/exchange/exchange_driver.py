@@ -57,6 +57,8 @@ see tests/benchmarks/LOG.md.
 """
 
 SNAPSHOT_WITHIN_S: Final = 60.0
+"""How long to wait for a snapshot, unless the trainer says that it may take longer."""
+
 WAIT_FOR_PROPOSAL_S: Final = 5.0
 """How long a member's stream waits for its proposal, which may arrive later."""
 
@@ -88,6 +90,9 @@ class ExchangeDriver:
 
         self._halves = HalfResults()
         self._without_delta: CommitId | None = None
+        self._asked = (chain.head.commit, trio.CancelScope())
+        """The base on which the trainer is asked for a snapshot, and the wait for it."""
+
         self._no_part = False
         self._exchange: Exchange | None = None
         self._no_arrivals = Arrivals()
@@ -107,14 +112,16 @@ class ExchangeDriver:
         exchange that begins meanwhile waits for it, even if an earlier try failed.
         """
         self._without_delta = None
+        asked_on, asking = self._asked
+        if asked_on != base:
+            asking.cancel()
         self._tasks.spawn(self._prepare, base, adopter)
 
     async def _prepare(self, base: CommitId, adopter: TrainerUpdater) -> None:
         try:
             contribution, fed, taken_s = await self._take_delta(base, adopter)
-        except (PotluckError, trio.TooSlowError) as error:
-            reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
-            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=reason)
+        except PotluckError as error:
+            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=error.one_line())
             if isinstance(error, StorageError):
                 tell_failure(self._tools.publish, "prepare", error)
             if base == self._chain.head.commit:
@@ -135,7 +142,9 @@ class ExchangeDriver:
     ) -> tuple[EncodedContribution, FedDelta | None, float]:
         """The encoded contribution, what it leaves for later rounds, and the time at which the delta was taken."""
         chain, tools = self._chain, self._tools
-        with trio.fail_after(SNAPSHOT_WITHIN_S):
+        within_s = max(SNAPSHOT_WITHIN_S, tools.trainer.progress().answers_within_s)
+        with trio.move_on_after(within_s) as asking:
+            self._asked = (base, asking)
             await adopter.wait_adopted()
             if not chain.is_sound:
                 raise LocalProtocolError("a state that is not the attested one", "a healed one")
@@ -146,6 +155,8 @@ class ExchangeDriver:
                 snapshot = await tools.trainer.snapshot()
                 taken_s = trio.current_time()
         self._check_head(base)
+        if asking.cancelled_caught:
+            raise LocalProtocolError(f"a trainer that gave no snapshot within {within_s:.0f} s", "one at its next step")
         work = f"{snapshot.tokens} tokens in {snapshot.num_steps} steps"
         with spanned(tools.record, "encode", self._config.unit, work, index) as moving:
             encoder = await tools.offload.run(lambda: _encoder(chain, anchor_N, snapshot))

@@ -69,7 +69,8 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         left: voters of the parent whose signed goodbye on it is at hand.
     """
     if record.rules < parent.rules:
-        return "a record without the signatures that this run asks for; expected one of this release"
+        old = "a record without the signatures that this run asks for, as older releases make it"
+        return f"{old}; expected one of this release: ask its leader's owner to install it"
     if not record.rules:
         return ""
     if record.rules not in (SIGNED, TURNS):

@@ -37,6 +37,18 @@ _LENGTH: Final = struct.Struct(">H")
 _NUMBER: Final = struct.Struct(">I")
 _WEIGHT: Final = struct.Struct(">Q")
 
+_NUM_TEXTS: Final = 3
+_NUM_HASHES: Final = 4
+MAX_CLAIM_BYTES: Final = (
+    len(_CLAIM)
+    + _NUM_TEXTS * (_LENGTH.size + MAX_TEXT)
+    + _NUM_HASHES * HASH_BYTES
+    + _THREE.size
+    + _LENGTH.size
+    + MAX_PARTS * _LANE.size
+)
+"""Length of the longest claim: all texts as long as they may be, and as many lanes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Input:

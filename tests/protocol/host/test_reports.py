@@ -14,11 +14,11 @@ from protocol.errors import (
 from protocol.host.host_statements import HostStatements, RevocationNews
 from protocol.host.report_delta import report_digest
 from protocol.host.reports import (
-    MAX_ACK_BYTES,
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
     MAX_DOUBLE_VOTES,
     MAX_JOULES,
+    MAX_SIGNED_BYTES,
     AckPair,
     EnergySpent,
     HeldoutResult,
@@ -213,7 +213,7 @@ def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None
 
 
 def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
-    pair = AckPair(b"1" * MAX_ACK_BYTES, b"2" * MAX_ACK_BYTES)
+    pair = AckPair(b"1" * MAX_SIGNED_BYTES, b"2" * MAX_SIGNED_BYTES)
     full = replace(REPORT, double_votes=(pair,) * MAX_DOUBLE_VOTES)
     assert decode_report(encode_report(full)) == full
     with pytest.raises(RemoteProtocolError, match=f"{MAX_DOUBLE_VOTES + 1} double votes"):
@@ -223,8 +223,8 @@ def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
         body.double_votes.add(one=b"1", other=b"2")
     with pytest.raises(RemoteProtocolError, match="double votes"):
         decode_report(body.SerializeToString())
-    with pytest.raises(RemoteProtocolError, match=f"an ack of {MAX_ACK_BYTES + 1} bytes"):
-        AckPair(b"1" * (MAX_ACK_BYTES + 1), b"2")
+    with pytest.raises(RemoteProtocolError, match=f"an ack or claim of {MAX_SIGNED_BYTES + 1} bytes"):
+        AckPair(b"1" * (MAX_SIGNED_BYTES + 1), b"2")
 
 
 @pytest.mark.parametrize("name", ["a" * 200, "a\nb", "\x1b[2J", "\u202eanna", "an\u200bna"])

@@ -48,6 +48,21 @@ def test_an_attempt_names_every_caught_up_member_and_cuts_the_vector_among_those
     assert {part.reducer for part in proposal.slices} == set(table.seats) - {behind_nat.peer}
 
 
+def test_a_slow_member_that_brings_nothing_does_not_make_its_leaders_cap_too_low() -> None:
+    """It lowered the median when the cap was made. The first attempt commits."""
+    table = Table(3, longest_interval_s=5.0)
+    slow, *_ = seats = table.live()
+    for seat, tokens in zip(seats, (10, 50, 1000), strict=True):
+        seat.tokens = tokens
+    acquaint(table)
+    slow.has_trainer = False
+    table.run_until(lambda: table.all_at(1), 60.0)
+    record = slow.disk.chain[0][0].record
+    assert record is not None
+    assert record.contributor(slow.peer) is None
+    assert (record.ballot.attempt, record.weight_cap_tokens) == (0, 200)
+
+
 def test_where_nobody_can_be_reached_the_opener_sums_itself() -> None:
     table = Table(3)
     for seat in table.live():

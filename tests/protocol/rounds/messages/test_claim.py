@@ -8,7 +8,15 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.received import MAX_TEXT
-from protocol.rounds.messages.claim import Input, SliceSum, decode_claim, encode_claim, encode_sum, inputs_hash
+from protocol.rounds.messages.claim import (
+    MAX_CLAIM_BYTES,
+    Input,
+    SliceSum,
+    decode_claim,
+    encode_claim,
+    encode_sum,
+    inputs_hash,
+)
 from protocol.rounds.messages.lane_parts import MAX_PARTS, LanePart
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.messages.requests import ContributionHeader
@@ -48,6 +56,20 @@ def test_a_claim_that_is_cut_off_or_goes_on_is_refused(claim: ContributionHeader
             decode_claim(data[:length])
     with pytest.raises(RemoteProtocolError, match="1 bytes after a claim"):
         decode_claim(data + b"\0")
+
+
+def test_the_longest_claim_has_as_many_bytes_as_is_said() -> None:
+    lanes = tuple(LanePart(number, 1 << 31, 1) for number in range(MAX_PARTS))
+    longest = replace(
+        CLAIM,
+        unit=UnitName("u" * MAX_TEXT),
+        member=Member(PeerId("p" * MAX_TEXT), 3, 2**63),
+        codec="c" * MAX_TEXT,
+        tokens=MAX_PARTS,
+        lanes=lanes,
+    )
+    assert decode_claim(encode_claim(longest)) == longest
+    assert len(encode_claim(longest)) == MAX_CLAIM_BYTES
 
 
 def test_what_is_no_claim_says_that_the_release_is_another() -> None:
