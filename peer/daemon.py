@@ -70,7 +70,7 @@ from peer.pipeline.lane_training import train_in_lanes
 from peer.profile.profile_service import serve_profiles
 from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
-from peer.session.build import load_anchors, open_chains, text_plan, training_plan, whole_anchor
+from peer.session.build import kept_milestones, load_anchors, open_chains, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_by_snapshot
 from peer.session.damaged_logs import lost_index, set_aside
@@ -336,12 +336,13 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
     search = StartSearch(life.folder, membership, joined.poller, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
+    reporter.milestones = await kept_milestones(life.folder, membership, start, joined.verifier)
     held = await _settle_experts(joined, start)
     if held:
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
-    given = start_shards(membership.dataset, cache.path)
+    given, milestones = start_shards(membership.dataset, cache.path), reporter.milestones.held
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
+    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held, milestones)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
     return chains
 
@@ -356,10 +357,10 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
     if not joined.experts.wanted and me not in record.roster:
         ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
         membership, units = joined.membership, tuple(joined.membership.manifest.parts)
-        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
+        kept = joined.reporter.milestones.held if joined.reporter.milestones is not None else None
+        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units, kept)
         reachable, index = joined.roster.taking_connections(), joined.reporter.reported_index
-        founders = of_founders(record, joined.experts.num_parts)
-        seen = await present(listed, reachable, ask, prove, units, index, founders)
+        seen = await present(listed, reachable, ask, prove, units, index, of_founders(record, joined.experts.num_parts))
     held = await joined.experts.settle(record, me, seen)
     joined.roster.hold(held)
     return held

@@ -623,17 +623,25 @@ class FetchHashes(_message.Message):
     commit: bytes
     def __init__(self, unit: _Optional[str] = ..., commit: _Optional[bytes] = ...) -> None: ...
 
+class FetchMilestones(_message.Message):
+    __slots__ = ("unit",)
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    def __init__(self, unit: _Optional[str] = ...) -> None: ...
+
 class FetchRequest(_message.Message):
-    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes")
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones")
     FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
     FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
     FETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MILESTONES_FIELD_NUMBER: _ClassVar[int]
     fetch_result: FetchResult
     fetch_commits: FetchCommits
     fetch_state: FetchState
     fetch_hashes: FetchHashes
-    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ...) -> None: ...
+    fetch_milestones: FetchMilestones
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote")

@@ -177,5 +177,12 @@ class FetchHashes:
     commit: CommitId
 
 
-FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes
+@dataclass(frozen=True, slots=True)
+class FetchMilestones:
+    """Asks for the milestones of a unit that the donor has, in the host's envelopes, one a frame."""
+
+    unit: UnitName
+
+
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones
 """The requests of the stream channel "fetch", one per stream."""
