@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.failure_probes import FULL_MESH, do_ping, says_silent, whom_we_ping
+from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, says_silent, whom_we_ping
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
@@ -205,6 +205,11 @@ def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
         return ()
     limit_s += strain_s(state, now_s)
     return tuple(peer for peer in silent if silence_s(state, peer, now_s) > limit_s)
+
+
+def whom_we_miss(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """The peers that our heartbeats report as silent: members of the running exchange, or others while nothing is open."""
+    return silent_members(state, now_s) if state.open.proposal is not None else found_silent(state, now_s)
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:
@@ -470,5 +475,5 @@ def own_heartbeat(state: RoundState, now_s: float) -> Heartbeat:
         state.upload_bytes_per_s,
         (own_head(state),),
         exchange_ms=min(round(state.exchange_s * 1000), (1 << 32) - 1),
-        silent=silent_members(state, now_s),
+        silent=whom_we_miss(state, now_s),
     )
