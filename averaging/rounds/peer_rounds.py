@@ -33,7 +33,7 @@ from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError, 
 from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
-from protocol.rounds import heartbeat_interval as cadence
+from protocol.rounds import telling
 from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage.lineage import SpineView
@@ -260,7 +260,7 @@ class PeerRounds:
         service = self._services[unit]
         if self._is_exchanging():
             return now_s - at_s < service.config.ping_s / 2
-        return now_s - at_s < cadence.beat_interval_s(service.state, now_s) / 2
+        return now_s - at_s < telling.beat_interval_s(service.state, now_s) / 2
 
     def _is_exchanging(self) -> bool:
         return any(service.state.open.exchange is not None for service in self.services)

@@ -227,7 +227,11 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
     schemas = membership.manifest.unit_schemas()
     return {
         unit: UnitShape(
-            codec, ChunkGrid(schema.num_elements, config.chunk_elements), numbers.longest_interval_s, results
+            codec,
+            ChunkGrid(schema.num_elements, config.chunk_elements),
+            numbers.longest_interval_s,
+            results,
+            numbers.sums,
         )
         for unit, schema in schemas.items()
     }
@@ -397,4 +401,5 @@ def round_config(
         is_in_step=config.stages is not None,
         stagger=stagger,
         momentum_from_tokens=config.momentum_from_tokens,
+        sums=config.round.sums,
     )

@@ -118,7 +118,7 @@ class Omission(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class Included(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential", "num_left_out", "agreement_percent")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class Included(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_PERCENT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
@@ -139,7 +141,9 @@ class Included(_message.Message):
     session: int
     seal: bytes
     credential: bytes
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
+    num_left_out: int
+    agreement_percent: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., num_left_out: _Optional[int] = ..., agreement_percent: _Optional[int] = ...) -> None: ...
 
 class ResultHeader(_message.Message):
     __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm", "sum_seal", "credential")
@@ -171,8 +175,18 @@ class ResultHeader(_message.Message):
     credential: bytes
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ..., sum_seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
+class Disagreement(_message.Message):
+    __slots__ = ("peer", "num_chunks", "agreement_percent")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    num_chunks: int
+    agreement_percent: int
+    def __init__(self, peer: _Optional[str] = ..., num_chunks: _Optional[int] = ..., agreement_percent: _Optional[int] = ...) -> None: ...
+
 class SliceRecord(_message.Message):
-    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal", "credential")
+    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal", "credential", "disagreeing")
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REDUCER_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +195,7 @@ class SliceRecord(_message.Message):
     LOST_PPM_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEING_FIELD_NUMBER: _ClassVar[int]
     first_chunk: int
     stop_chunk: int
     reducer: str
@@ -189,7 +204,8 @@ class SliceRecord(_message.Message):
     lost_ppm: int
     seal: bytes
     credential: bytes
-    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
+    disagreeing: _containers.RepeatedCompositeFieldContainer[Disagreement]
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., disagreeing: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ...) -> None: ...
 
 class Contributor(_message.Message):
     __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes", "session", "seal", "attests", "credential")

@@ -14,8 +14,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
-from protocol.rounds import attempt, following, leading, voting
-from protocol.rounds import heartbeat_interval as cadence
+from protocol.rounds import attempt, following, leading, telling, voting
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
 from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
 from protocol.rounds.lineage.chain import link_after
@@ -176,7 +175,7 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
     passed_s = now_s - state.pulse.heartbeat_at_s + 1e-9
     if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
         return state, missed
-    if not in_exchange and passed_s < cadence.beat_interval_s(state, now_s):
+    if not in_exchange and passed_s < telling.beat_interval_s(state, now_s):
         return state, ()
     targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     pulse = replace(state.pulse, heartbeat_at_s=now_s, num_heartbeats=state.pulse.num_heartbeats + 1)
@@ -211,7 +210,7 @@ def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """A few peers in turn, and the next opener."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.pulse.num_heartbeats)
-    is_opener_informed = in_turn and opener in state.peers and cadence.is_reported_to_opener(state, now_s)
+    is_opener_informed = in_turn and opener in state.peers and telling.is_reported_to_opener(state, now_s)
     return tuple(dict.fromkeys([opener, *in_turn] if is_opener_informed else in_turn))
 
 

@@ -61,8 +61,10 @@ from tests.protocol.pipeline.messages.test_lane_messages import MESSAGES as MESS
 from tests.protocol.pipeline.messages.test_lane_messages import PARCELS
 from tests.protocol.rounds.messages.test_wire import (
     BASE,
+    DISAGREEING,
     FETCHES,
     HEADER,
+    IN_PART,
     LANES,
     LOSSY,
     MEMBERS,
@@ -117,6 +119,9 @@ def _wire() -> dict[str, str]:
         "commit record of lanes": encode_record(OF_LANES).hex(),
         "commit record of a lossy result": encode_record(LOSSY).hex(),
         "commit record with signatures": encode_record(SIGNED).hex(),
+        "commit record with chunks left out": encode_record(DISAGREEING).hex(),
+        "ResultHeader with chunks left out": encode_body(IN_PART).hex(),
+        "sum with chunks left out": encode_sum(sum_of(DISAGREEING, DISAGREEING.slices[0])).hex(),
         "ResultHeader": encode_body(HEADER).hex(),
         "ResultHeader of a lossy result": encode_body(replace(HEADER, lost_ppm=1234)).hex(),
         "ResultHeader with signatures": encode_body(SEALED).hex(),
