@@ -242,27 +242,42 @@ class Training:
 
     def _update(self, unit: Unit, theta_Mn: torch.Tensor) -> torch.Tensor:
         way = self.trial.way
-        codec, result = codec_by_name(way.codec), codec_by_name(way.result_codec)
-        grid = ChunkGrid(unit.anchor_n.numel(), CHUNK)
-        total, num_bytes = WeightedSum(grid.num_elements, sum_dtype(way.result_codec)), 0
-        for number, theta_n in enumerate(theta_Mn):
-            if unit.feedbacks is None and way.codec == "fp32":
-                total.add(1, pseudo_gradient(unit.anchor_n, theta_n))
-                num_bytes = codec.encoded_bytes(grid.num_elements)
-                continue
-            if unit.feedbacks is None:
-                offered = encode_contribution(unit.anchor_n, theta_n, 1, codec, grid)
-            else:
-                feedback = unit.feedbacks[number]
-                offered, fed = encode_with_feedback(unit.anchor_n, theta_n, 1, codec, feedback)
-                feedback = feedback.offered(offered.root, fed)
-                unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
-            num_bytes = sum(map(len, offered.chunks))
-            total.add(1, decoded(offered.chunks, codec, grid))
-        chunks = encode_chunks(total.mean().float(), result, grid)
+        result, grid = codec_by_name(way.result_codec), ChunkGrid(unit.anchor_n.numel(), CHUNK)
+        rows_Mn, num_bytes = self.contributions(unit, theta_Mn, grid)
+        chunks = encode_chunks(self.mean(unit, rows_Mn, grid), result, grid)
         share = (self.num_peers - 1) / self.num_peers
         unit.bytes_sent += share * (num_bytes + sum(map(len, chunks)))
         return decoded(chunks, result, grid)
+
+    def contributions(self, unit: Unit, theta_Mn: torch.Tensor, grid: ChunkGrid) -> tuple[torch.Tensor, int]:
+        """Everybody's contribution as others decode it, (M, n) float32, and the bytes of one."""
+        rows_Mn, num_bytes = torch.empty_like(theta_Mn), 0
+        for number, theta_n in enumerate(theta_Mn):
+            rows_Mn[number], num_bytes = self._contribution(unit, number, theta_n, grid)
+        return rows_Mn, num_bytes
+
+    def _contribution(
+        self, unit: Unit, number: int, theta_n: torch.Tensor, grid: ChunkGrid
+    ) -> tuple[torch.Tensor, int]:
+        """One peer's contribution as others decode it, (n,) float32, and its bytes."""
+        way, codec = self.trial.way, codec_by_name(self.trial.way.codec)
+        if unit.feedbacks is None and way.codec == "fp32":
+            return pseudo_gradient(unit.anchor_n, theta_n), codec.encoded_bytes(grid.num_elements)
+        if unit.feedbacks is None:
+            offered = encode_contribution(unit.anchor_n, theta_n, 1, codec, grid)
+        else:
+            feedback = unit.feedbacks[number]
+            offered, fed = encode_with_feedback(unit.anchor_n, theta_n, 1, codec, feedback)
+            feedback = feedback.offered(offered.root, fed)
+            unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
+        return decoded(offered.chunks, codec, grid), sum(map(len, offered.chunks))
+
+    def mean(self, unit: Unit, rows_Mn: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """The mean of these contributions to a unit, (n,) float32."""
+        total = WeightedSum(grid.num_elements, sum_dtype(self.trial.way.result_codec))
+        for values_n in rows_Mn:
+            total.add(1, values_n)
+        return total.mean().float()
 
     def _apply(self, unit: Unit) -> None:
         """The outer step, and what it means for everybody's parameters."""
