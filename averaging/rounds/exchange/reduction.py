@@ -200,7 +200,7 @@ class Reduction:
 
     def _set_deadline(self) -> None:
         """Of the slice: its own, or an earlier one from the moment on when enough members are in."""
-        here = [member.peer for member in self._proposal.members if member.peer not in self._absent]
+        here = [member.peer for member in self._proposal.members if member.peer not in self.left_out]
         num_in, passed_s = sum(map(self._is_settled, here)), trio.current_time() - self._began_s
         enough_s = self._means.rules.closes_after_s(self._proposal.index, num_in, len(here), passed_s)
         self._enough_until_s = min(self._enough_until_s, self._began_s + enough_s) if enough_s < inf else inf
