@@ -420,7 +420,6 @@ def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> 
         snapshot_at_s=state.open.snapshot_at_s if was_heard else 0.0,
         committed_at_s=now_s,
         alone_since_s=None,
-        is_head_seen=True,
     )
     return without_found(moved) if moved.missing else moved
 

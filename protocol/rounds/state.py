@@ -392,6 +392,7 @@ class Pulse:
         stepped_at_s: when it last took a step while a tick was overdue: a process that handles messages is slow and does not sleep.
         woke_at_s: when it went on after a sleep in which others may have gone on alone; None if it never slept so long.
         report_at_s: when the next opener is to hear of our head; None if it has heard, or hears by the next heartbeats.
+        started_at_s: when it began; what happened before, it did not see.
     """
 
     heartbeat_at_s: float = 0.0
@@ -401,6 +402,7 @@ class Pulse:
     stepped_at_s: float = field(default=0.0, compare=False)
     woke_at_s: float | None = None
     report_at_s: float | None = None
+    started_at_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -411,8 +413,6 @@ class RoundState:
         link: the head: the newest commit that is applied here.
         tree: the verified commits that are known here, on any lineage.
         switching: the lineage that is being fetched to be followed.
-        is_head_seen: whether this process saw the head committed, or it is the start of the run. Else others may have gone on alone
-            before this process began.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first.
         proposed_at_s: when the head's round was proposed, 0 where unheard.
@@ -439,7 +439,6 @@ class RoundState:
     switching: Switching | None = None
     is_leaving: bool = False
     alone_since_s: float | None = None
-    is_head_seen: bool = False
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
     snapshot_at_s: float = 0.0
