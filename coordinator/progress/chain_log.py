@@ -11,7 +11,7 @@ Rules: R23 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -33,6 +33,7 @@ from protocol.rounds.lineage.lineage import (
     TreeNode,
     best_head,
     best_stood_on,
+    is_outvoted,
     tree_of,
 )
 from protocol.rounds.messages.record import CommitRecord
@@ -45,6 +46,11 @@ MAX_ON_BASE: Final = 16
 """Most commits that are recorded on one base: of lone commits per member, and of commits with a quorum. Honest members make one
 commit with a quorum. They make a second lone one only where every holder of the last certificate died. Without a bound, one
 admitted member could fill the ledger with commits that only it signs.
+"""
+
+MAX_BESIDE: Final = 1024
+"""Commits beside the followed lineage, from which on no more are recorded of a lone lineage that is not followed. Its voters alone
+could sign more without end.
 """
 
 _NO_HEADS: Final = PeerHeads()
@@ -64,7 +70,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A commit that exceeds the limit on its base and was not verified: the member that would have made it, and the reason."""
+    """A commit that exceeds a limit and was not verified: the members that are to blame for it, and the limit in words."""
 
     members: tuple[PeerId, ...]
     found: str
@@ -93,6 +99,34 @@ class Growth:
     forked: tuple[ChainLink, ...] = ()
 
 
+def _num_beside(links: KnownLinks, head: ChainLink, oldest: int) -> int:
+    """Remembered commits that are not on the followed lineage."""
+    num_followed = max(0, head.index - max(1, oldest) + 1)
+    return len(links) - 1 - num_followed
+
+
+def _beside_too_many(
+    parent: ChainLink,
+    fresh: Mapping[CommitId, ChainLink],
+    links: KnownLinks,
+    kept: Followed,
+    refused: frozenset[CommitId],
+) -> Refused | None:
+    """Why no commit of this lineage is recorded any more, beside as many others; None if it is. Lone commits in `refused` may not be
+    followed now.
+    """
+    first: ChainLink | None = None
+    fork: ChainLink | None = parent
+    while fork is not None and not kept.has(fork.commit, fork.index):
+        first = fork
+        fork = (fresh.get(fork.parent) or links.get(fork.parent)) if fork.parent is not None else None
+    if fork is None or first is None:
+        return None  # MAX_ON_BASE bounds those on the followed lineage itself
+    ours = next((link for link in links.children(fork.commit) if link.commit in kept.commits), None)
+    is_lone = is_outvoted(fork, first, ours) if ours is not None else first.commit in refused
+    return Refused((), f"{MAX_BESIDE} commits beside the followed lineage") if is_lone else None
+
+
 def _forked(links: KnownLinks, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
     made = [item.link for item in new if not item.link.is_lone]
 
@@ -110,6 +144,9 @@ class ChainLog:
         self._links = KnownLinks(genesis)
         self._roots: dict[CommitId, dict[CommitId, Root]] = {}
         """State roots that commits attest, by the attested commit and then by the attesting one."""
+
+        self.genesis = genesis
+        """The link before the first commit."""
 
         self._run_id = run_id
         self._verifier = verifier
@@ -181,7 +218,7 @@ class ChainLog:
 
     def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
         """Check certificates in order, without adding them. Safe to run in a thread while nothing else is added. Certificates
-        without a known parent are set aside, and so are those that exceed MAX_ON_BASE.
+        without a known parent are set aside, and so are those that exceed MAX_ON_BASE or MAX_BESIDE.
 
         Args:
             head, index: the head that the sending peer reports, and its round.
@@ -194,6 +231,7 @@ class ChainLog:
         refused: list[Refused] = []
         last_index: int | None = None
         orphan_index: int | None = None
+        kept = followed(self) if _num_beside(self._links, self._head, self.oldest) >= MAX_BESIDE else None
         for raw in certificates:
             certificate = decode_certificate(raw)
             record = decode_record(certificate.record)
@@ -202,7 +240,10 @@ class ChainLog:
                 orphan_index = record.index if orphan_index is None else orphan_index
                 continue
             known = self._links.get(commit_id(parent.commit, certificate.record))
-            if known is None and (too_many := self._too_many(record, [item.link for item in new])) is not None:
+            too_many = self._too_many(record, [item.link for item in new]) if known is None else None
+            if known is None and too_many is None and kept is not None:
+                too_many = _beside_too_many(parent, fresh, self._links, kept, self._refused)
+            if too_many is not None:
                 refused.append(too_many)
                 continue
             link = known or verify_certificate(certificate, parent, verifier=self._verifier, run_id=self._run_id)
@@ -397,6 +438,15 @@ class ChainLog:
         attested = link.agreed
         if attested is not None:
             self._roots.setdefault(attested.commit, {})[link.commit] = attested.state_root
+
+
+def begun_at(chain: ChainLog, row: CommitRow | None, verifier: Verifier, run_id: RunId) -> ChainLog:
+    """The log of the same run that begins at this commit; the log as it is for None."""
+    if row is None:
+        return chain
+    again = ChainLog(chain.genesis, run_id, verifier)
+    again.replay([row], row.commit)
+    return again
 
 
 def followed(chain: ChainLog) -> Followed:

@@ -217,7 +217,8 @@ def lone_refused(tree: CommitTree, head: CommitId, heads: PeerHeads) -> frozense
     """The lone commits that may not be followed now. Those behind `head`, which is followed, were accepted before.
 
     A voter stands elsewhere unless its head comes after some lone commit on the base: those who committed alone on their own could not
-    reach the others either. A head that is not known here may come after anything; it counts as elsewhere until it is proven.
+    reach the others either. A head that is not known here may come after anything. It counts as elsewhere until it is proven, unless
+    its voter signed one of these commits.
     """
     if not tree.has_lone:
         return frozenset()
@@ -235,7 +236,12 @@ def lone_refused(tree: CommitTree, head: CommitId, heads: PeerHeads) -> frozense
 
 def _stand_most_elsewhere(tree: CommitTree, base: CommitId, lone: list[CommitId], heads: PeerHeads) -> bool:
     voters = tree.nodes[base].link.roster
-    stands = [heads.of_peer[peer] for peer in voters if peer in heads.of_peer]
+    signers = {peer for commit in lone for peer in tree.nodes[commit].link.roster}
+    stands = [
+        head
+        for peer in voters
+        if (head := heads.of_peer.get(peer)) is not None and (head in tree.nodes or peer not in signers)
+    ]
     elsewhere = [head for head in stands if all(tree.path(commit, head) is None for commit in lone)]
     return 2 * len(elsewhere) > len(voters)
 

@@ -30,6 +30,7 @@ class AnchorMeasures:
         until_ready: waits until the process obeys commands.
         exchange: sends a command and waits for its reply; None if the process died first.
         misfit: why the model does not fit into the card's memory; empty if it does.
+        patience_s: how long one command may take.
     """
 
     def __init__(
@@ -39,9 +40,21 @@ class AnchorMeasures:
         until_ready: Callable[[], Awaitable[None]],
         exchange: Callable[[Command], Awaitable[Reply | None]],
         misfit: Callable[[], str],
+        patience_s: Callable[[], float],
     ) -> None:
         self._rooms, self._lock = rooms, lock
         self._until_ready, self._exchange, self._misfit = until_ready, exchange, misfit
+        self._patience_s = patience_s
+        self._num_left = 0
+        """Commands of the running measure that are not sent yet."""
+
+        self._ends_by_s = 0.0
+        """When the last one sent is answered at the latest. The process obeys it to its end, though nobody may wait for it."""
+
+    @property
+    def within_s(self) -> float:
+        """The longest time for which a measure may still hold up other commands."""
+        return max(0.0, self._ends_by_s - trio.current_time()) + self._num_left * self._patience_s()
 
     async def losses(self, read: ReadAnchors, experts: Sequence[int], *, has_prose: bool) -> HeldoutLosses:
         """Held-out losses of these experts, or of all together if there are none, and of the prose."""
@@ -51,7 +64,7 @@ class AnchorMeasures:
             prose = await self._loss(Command(op="evaluate_prose", areas=areas)) if has_prose else None
             return HeldoutLosses(tuple(found), prose)
 
-        return await self._by_anchors(read, measure)
+        return await self._by_anchors(read, measure, max(1, len(experts)) + has_prose)
 
     async def scored(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
         """Log-likelihoods or answers by the whole model's parameters, beside a snapshot that is not spent in time."""
@@ -59,12 +72,16 @@ class AnchorMeasures:
         async def measure(areas: tuple[Area, ...]) -> Scored:
             return (await self._reply(Command(op="score", score=order, areas=areas))).scored or Scored()
 
-        return await self._by_anchors(read, measure, ROOM_WITHIN_S)
+        return await self._by_anchors(read, measure, 1, ROOM_WITHIN_S)
 
     async def _by_anchors(
-        self, read: ReadAnchors, measure: Callable[[tuple[Area, ...]], Awaitable[T]], room_within_s: float = math.inf
+        self,
+        read: ReadAnchors,
+        measure: Callable[[tuple[Area, ...]], Awaitable[T]],
+        num_commands: int,
+        room_within_s: float = math.inf,
     ) -> T:
-        """Measure once no snapshot takes the room, or after so long. Several units are not waited for."""
+        """Measure by so many commands, once no snapshot takes the room, or after so long. Several units are not waited for."""
         until_s = trio.current_time() + room_within_s
         while not self._misfit():
             with trio.move_on_at(until_s):
@@ -73,11 +90,13 @@ class AnchorMeasures:
                 await self._until_ready()
                 if self._rooms.has_room or trio.current_time() >= until_s:  # else a snapshot was taken meanwhile
                     areas, rooms = self._rooms.for_evaluation()
+                    self._num_left = num_commands
                     try:
                         await read(rooms)
                         await self._until_ready()  # the process may have died meanwhile, and its areas are not these
                         return await measure(areas)
                     finally:
+                        self._num_left = 0
                         self._rooms.evaluated(areas)
         raise DoesNotFit(self._misfit())
 
@@ -85,7 +104,9 @@ class AnchorMeasures:
         return all_finite(((await self._reply(command)).loss_nats,))[0]
 
     async def _reply(self, command: Command) -> Reply:
+        self._num_left, self._ends_by_s = self._num_left - 1, trio.current_time() + self._patience_s()
         reply = await self._exchange(command)
+        self._ends_by_s = 0.0
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "its result", "it is being restarted")
         if reply.does_not_fit:

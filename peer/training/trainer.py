@@ -105,7 +105,7 @@ class WorkerTrainer:
         """The anchor of each unit, from which the next worker starts."""
         self._command_lock = trio.Lock()
         self._measures = AnchorMeasures(
-            self._rooms, self._command_lock, self._until_ready, self._exchange, lambda: self._misfit
+            self._rooms, self._command_lock, self._until_ready, self._exchange, lambda: self._misfit, self._patience_s
         )
         self._starting = trio.CancelScope()
         self._ready = trio.Event()
@@ -224,6 +224,7 @@ class WorkerTrainer:
             restarts=self._restarts,
             state="held" if self._is_held else self._state,
             reason=self._held_because if self._is_held else self._reason,
+            answers_within_s=self._measures.within_s + self._patience_s(),
         )
 
     # --- beyond the Trainer interface ---

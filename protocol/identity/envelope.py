@@ -21,6 +21,9 @@ from protocol.ids import PROTOCOL_VERSION, READABLE_VERSIONS, PeerId
 _HEADER: Final = struct.Struct(">16sH32s32sQQI")
 _SEAL: Final = struct.Struct(">HQQ64s")
 SEAL_BYTES: Final = _SEAL.size
+OVERHEAD_BYTES: Final = _HEADER.size + SIGNATURE_BYTES
+"""Of an envelope, beside its payload."""
+
 DOMAIN_BYTES: Final = 16
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 NEVER_MS: Final = (1 << 64) - 1
@@ -81,7 +84,7 @@ def open_envelope(
         VersionError: made by another protocol version.
         RemoteProtocolError: malformed, another domain or run, expired, or a bad signature.
     """
-    if not _HEADER.size + SIGNATURE_BYTES <= len(data) <= _HEADER.size + SIGNATURE_BYTES + MAX_PAYLOAD_BYTES:
+    if not OVERHEAD_BYTES <= len(data) <= OVERHEAD_BYTES + MAX_PAYLOAD_BYTES:
         raise RemoteProtocolError(f"an envelope of {len(data)} bytes", "one of at most 1 MiB")
     tag, version, run, public_key, sequence, expires_unix_ms, length = _HEADER.unpack_from(data)
     if tag != _domain_bytes(domain):

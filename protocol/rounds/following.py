@@ -27,7 +27,7 @@ from protocol.rounds.events import (
 from protocol.rounds.expulsion import convict_by
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import SpineView, Standing, TreeNode, best_head, known_commits
+from protocol.rounds.lineage.lineage import SpineView, Standing, TreeNode, best_head, is_outvoted, known_commits
 from protocol.rounds.messages.messages import Certificate, Committed, UnitHead
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
@@ -196,7 +196,9 @@ def _is_lone_beside(state: RoundState, commit: CommitId, now_s: float) -> bool:
     ours = tree.path(fork, head)
     if not ours:  # we may still follow it, as long as nothing speaks against it
         return theirs[0].link.commit in lone_refused(state, now_s)
-    return not ours[0].link.is_lone and (state.spine is None or _are_with_spine(state.spine, ours))
+    if not is_outvoted(tree.nodes[fork].link, theirs[0].link, ours[0].link):
+        return False
+    return state.spine is None or _are_with_spine(state.spine, ours)
 
 
 def _are_with_spine(spine: SpineView, nodes: Sequence[TreeNode]) -> bool:

@@ -1,6 +1,6 @@
 """Time and signs of life: ticks, heartbeats, live and dead peers, and whether a quorum is in reach (R4, R12 and R18).
 
-Rules: R3, R4, R12, R18 (protocol/rounds/RULES.md).
+Rules: R3, R4, R8, R12, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from protocol.rounds.failure_probes import (
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
-from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.participants import DEADLINE_FACTOR, known_at_base
+from protocol.rounds.orders import Action, DropMember, PrepareContribution, SendHeartbeat
+from protocol.rounds.participants import DEADLINE_FACTOR, carriers, has_room_for_leave, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
@@ -40,6 +40,7 @@ from protocol.rounds.queries import (
     is_alive,
     is_due_or_open,
     is_gone,
+    is_over,
     is_suspected,
     own_heartbeat,
     quorum_in_reach,
@@ -69,6 +70,9 @@ MOST_ASKED: Final = 8
 """Participants that we ask at a time because others miss them. On an overloaded machine everybody may be missed by somebody, and
 questions of all to all would keep it overloaded. The leader asks all.
 """
+
+LEAVING_SOON_S: Final = 30.0
+"""For so long a peer opens no attempt once it was asked to leave; it is gone before that."""
 
 LONGER: Final = 1.25
 """An upload is announced again when it takes this many times as long as announced."""
@@ -189,13 +193,12 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
     if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
         return state, missed
     if not in_exchange and passed_s < telling.beat_interval_s(state, now_s):
-        return state, ()
+        return state, missed
     targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     pulse = replace(state.pulse, heartbeat_at_s=now_s, num_heartbeats=state.pulse.num_heartbeats + 1)
-    state = replace(state, pulse=pulse)
-    return state, (
-        SendHeartbeat(targets, own_heartbeat(state, now_s), reason="the next heartbeat is due"),
-    ) if targets else ()
+    state, reason = replace(state, pulse=pulse), "the next heartbeat is due"
+    targets = tuple(dict.fromkeys((*(peer for each in missed for peer in each.to), *targets)))
+    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason=reason),) if targets else ()
 
 
 def _is_in_exchange(state: RoundState) -> bool:
@@ -245,7 +248,7 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys((*pinged, *_heartbeats_in_turn(state))))
 
 
-def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
+def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[SendHeartbeat, ...]]:
     """If another member reports a peer as silent, probe that peer ourselves, now and with our pings, until nobody reports it. So does
     each of many peers while nothing is open.
     """
@@ -399,8 +402,9 @@ def _silent(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
     is_member = proposal is not None and event.peer in proposal.participants
     if view is None or view.heard_at_s > event.at_s or is_gone(state, event.peer) or is_member or not is_large(state):
         return RoundStep(state, remark=f"{short(event.peer)} did not answer; nothing follows from that now")
-    silent = with_view(state, replace(view, heard_at_s=now_s - NEVER_HEARD_S))
-    return _gone(silent_noted(silent, event.peer, now_s), event.peer, now_s, "does not answer")
+    state = silent_noted(with_view(state, replace(view, heard_at_s=now_s - NEVER_HEARD_S)), event.peer, now_s)
+    told, gone = telling.silence_told(state, event.peer, now_s), _gone(state, event.peer, now_s, "does not answer")
+    return RoundStep(gone.state, (*told, *gone.actions), gone.reason, waiting=gone.waiting)
 
 
 def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:
@@ -422,7 +426,7 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
         return RoundStep(state, remark=f"{found}; expected its own goodbye, from a known peer")
     state = with_view(state, replace(view, left=True))
-    is_first = sender in state.link.roster and sender not in state.open.leaves
+    is_first = has_room_for_leave(state, leave) and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
         leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
         state = replace(state, open=replace(state.open, leaves=leaves))
@@ -430,6 +434,25 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     gone = _gone(certified.state, sender, now_s, "left")
     orders, reason = (*certified.actions, *gone.actions), certified.reason or gone.reason
     return RoundStep(gone.state, orders, reason, waiting=gone.waiting)
+
+
+def leaving_soon(state: RoundState, now_s: float) -> RoundStep:
+    """Our owner wants to go: take what is ready ahead of the round that would count it, and open none ourselves (R8)."""
+    opened = state.open
+    opened = replace(opened, quiet_until_s=max(opened.quiet_until_s, now_s + LEAVING_SOON_S))
+    state = replace(state, open=opened)
+    if opened.contribution is not None or opened.is_preparing:
+        return RoundStep(state, remark="our contribution on this base is taken, or being taken, already")
+    has_work = state.can_contribute and state.tokens_ready > 0 and not is_over(state)
+    if not has_work or opened.committing is not None or state.is_leaving:
+        return RoundStep(
+            state, remark="nothing is taken before we leave: nothing is ready, or a commit is being applied"
+        )
+    if opened.proposal is None and not carriers(state, now_s):
+        return RoundStep(state, remark="nothing is taken before we leave: nobody is here who could bring it")
+    reason = f"we leave soon: {state.tokens_ready} ready tokens are taken now, for the round to come"
+    state = replace(state, open=replace(opened, is_preparing=True))
+    return RoundStep(state, (PrepareContribution(state.link.commit, reason),), reason)
 
 
 def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:

@@ -165,7 +165,7 @@ def _voted(
         case PromiseLogged():
             return voting.promise_logged(state, event, now_s)
         case LeaveOrdered():
-            return voting.leave_ordered(state)
+            return liveness.leaving_soon(state, now_s) if event.is_soon else voting.leave_ordered(state, event)
         case LeaveLogged():
             return voting.leave_logged(state, event)
 
@@ -405,7 +405,7 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal, now_s: 
     if codecs != expected_codecs or proposal.num_chunks != config.num_chunks:
         found = f"{short(sender)} proposed {codecs} over {proposal.num_chunks} chunks"
         return f"{found}, not the run's: {expected_codecs} over {config.num_chunks}"
-    most_s = max(config.reduce_within_s, config.longest_interval_s)
+    most_s = max(config.sums.first_within_s, config.longest_interval_s)
     if proposal.reduce_within_s > most_s:
         return f"{short(sender)} lets slices wait for {proposal.reduce_within_s:.0f} s; expected at most {most_s:.0f}"
     if (proposal.spine == NO_SPINE) != config.is_spine:

@@ -32,6 +32,7 @@ from protocol.rounds.messages.record import Ballot, OuterStep
 from protocol.rounds.orders import Action
 from protocol.rounds.schedule.liveness_timing import PROMISE_WITHIN_S, SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import UNSTAGGERED, Stagger
+from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
 from protocol.rounds.schedule.target import RoundTarget
 
 NO_COMMIT: Final = CommitId(bytes(32))
@@ -54,7 +55,7 @@ class RoundConfig:
         suspect_after_s: silence that makes a suspect (R12), to which the caller adds its own lag (`RoundTicked.lag_s`).
         promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener
             first answer only after `suspect_after_s`.
-        reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (R11).
+        sums: how reducers sum slices, and how long they wait (R10, R11).
         replay_at_most: with more commits to catch up on, a whole state is fetched: it is fewer bytes than they are (R24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (R18).
         settle_within_s: the least time that a settled record waits for its acks before the attempt ends.
@@ -83,7 +84,7 @@ class RoundConfig:
     ping_s: float = 0.4
     suspect_after_s: float = SUSPECT_AFTER_S
     promise_within_s: float = PROMISE_WITHIN_S
-    reduce_within_s: float = 20.0
+    sums: SumRules = DEFAULT_SUMS
     settle_within_s: float = 20.0
     lone_patience_s: float = 60.0
     replay_at_most: int = 16

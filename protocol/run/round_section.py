@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.kinds.codec_table import CONTRIBUTION_CODECS, RESULT_CODECS, SPARSE_CODECS, leaves_out
+from protocol.kinds.robust_table import OFF, ROBUST_RULES
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.run.section import Count, Fraction, OneOf, Section
 from protocol.run.streaming_rules import what_is_wrong_with_mixing
 from protocol.run.traffic import MOST_INTERVAL_S
@@ -71,6 +73,16 @@ class RoundSection(Section):
     """Share of the local parameters that stays when a commit is mixed in, with "streaming". Leave it out unless you compare: that
     trains better.
     """
+
+    robust: Annotated[str, OneOf(ROBUST_RULES)] = OFF
+    """Guard of the average against members that send wrong work. "off" trusts all; "clip" shortens what is longer than usual;
+    "clip-agree" also leaves out what disagrees with most.
+    """
+
+    @property
+    def sums(self) -> SumRules:
+        """How reducers sum the slices of the run."""
+        return SumRules(robust=self.robust)
 
     @property
     def feedback(self) -> float:

@@ -25,9 +25,10 @@ from protocol.tensors.model_config import model_schema
 from tests.benchmarks.allreduce_files import order, ready_file, result_file
 from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_peer import FOLDER_VARIABLE, TOKENS
-from tests.benchmarks.places import Places, free_port
+from tests.benchmarks.places import Places
 from tests.benchmarks.processes import Children, family, kill_all_of
 from tests.benchmarks.swarm import Swarm, start_swarm, wait_until
+from tests.ports import free_port
 
 START_LIMIT_S: Final = 120.0
 NEVER_TOKENS: Final = 1 << 50

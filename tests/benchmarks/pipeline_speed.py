@@ -24,11 +24,12 @@ import psutil
 
 from tests.benchmarks import pipeline_plan as plan
 from tests.benchmarks.pipeline_end import KEEPER, SPARE, SPARE_STAGE, STAGE_OF, write_credentials
-from tests.benchmarks.places import LOOPBACK, Place, free_port
+from tests.benchmarks.places import LOOPBACK, Place
 from tests.benchmarks.processes import die_with_parent, family_of, kill_family
 from tests.benchmarks.results import Row, at_most, machine
 from tests.benchmarks.slow_wire import open_wire
 from tests.benchmarks.wire_core import WireSpec
+from tests.ports import free_port
 
 BENCH: Final = "pipeline"
 TORCHS: Final = ("gpipe", "1f1b")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,13 +50,6 @@ class Places:
     host_address: str
     peers: tuple[Place, ...]
     how: str
-
-
-def free_port(address: str = LOOPBACK) -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def cut_method() -> str:

@@ -23,8 +23,9 @@ from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.run.manifest import RunConfig
 from tests.benchmarks.logs import LogFollower
-from tests.benchmarks.places import Place, Places, free_port
+from tests.benchmarks.places import Place, Places
 from tests.benchmarks.processes import Children
+from tests.ports import free_port
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -11,7 +11,8 @@ Logs are left out, and so is the peer's copy of the text, which the host has as 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,14 +40,24 @@ from peer.membership.saved_membership import host_heard_s, last_run_folder, take
 from peer.session.build import open_chains
 from peer.status.local_view import runs as joined_runs
 from peer.status.status import last_status
+from protocol.errors import RemoteProtocolError
+from protocol.identity.envelope import NEVER_MS, seal, seal_of
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import read_identity
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import Revocation, open_revocation
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
-from protocol.rounds.lineage.chain_link import genesis_link
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, sum_in
+from protocol.rounds.messages.claim import encode_claim, encode_sum
+from protocol.rounds.messages.messages import Ack, Certificate, Member, Proposal, ResultHeader, SliceSpec
+from protocol.rounds.messages.record import Ballot, CommitRecord, Included, OuterStep
+from protocol.rounds.messages.requests import ContributionHeader
+from protocol.rounds.messages.wire import commit_id, encode_message, encode_record
+from protocol.rounds.schedule.proposal import Voters, make_record
+from protocol.rounds.voting import ACK_VERSION
 from protocol.run.manifest import load_run_config
 from protocol.tensors.model_config import WHOLE_MODEL
 from tests.coordinator.checkpoints.loaded import load_checkpoint
@@ -156,6 +167,55 @@ async def test_every_certificate_of_a_saved_lineage_verifies_up_to_its_head(peer
     assert link.commit == HEAD
     assert [link.is_lone for link in chain.links[1:]] == [True, False, False, False, False, False]
     assert chain.data_position() > 0, "no step is trained twice"
+
+
+def _signed_record(peer: SavedPeer, base: ChainLink) -> CommitRecord:
+    """The next commit of the saved peer with today's code. It is the only voter that is left."""
+    run_id, me, root = peer.membership.run_id, Member(PEER, base.disks[PEER], 99), Root(b"r" * 32)
+
+    def sealed(payload: bytes) -> bytes:
+        return seal_of(seal(peer.identity, ROUND_DOMAIN, run_id, 1, NEVER_MS, payload))
+
+    part, ballot = SliceSpec(0, 1, PEER), Ballot(0, PEER)
+    proposal = Proposal(base.unit, base.commit, base.index + 1, ballot, (me,), (part,), "int8", 4096, 5.0)
+    claim = ContributionHeader(base.unit, base.commit, me, 64, "int8", root, base.commit, root)
+    seal_bytes = sealed(encode_claim(claim))
+    entry = Included(PEER, me.incarnation, root, 64, base.commit, root, session=99, seal=seal_bytes)
+    header = ResultHeader(base.unit, base.commit, ballot, 0, 1, PEER, (entry,), (), 64, root)
+    header = replace(header, sum_seal=sealed(encode_sum(sum_in(header, proposal))))
+    voters = Voters(frozenset((PEER,)), frozenset())
+    return make_record(base, proposal, ballot, (header,), voters, OuterStep("mean", 1.0, 0.0), base.target_tokens)
+
+
+def _certified(peer: SavedPeer, record: CommitRecord) -> Certificate:
+    raw = encode_record(record)
+    ack = Ack(record.unit, record.parent, record.ballot, commit_id(record.parent, raw), version=ACK_VERSION)
+    signed = seal(peer.identity, ROUND_DOMAIN, peer.membership.run_id, 2, NEVER_MS, encode_message(ack))
+    return Certificate(raw, (signed,))
+
+
+async def test_a_saved_run_goes_on_with_signed_records_and_after_one_says_what_to_do_about_a_record_without(
+    peer: SavedPeer,
+) -> None:
+    """The records of the saved run have no signatures of those whom they count."""
+    chain, _ = await peer.open_chain()
+    verify = partial(verify_certificate, verifier=Ed25519Verifier(), run_id=peer.membership.run_id)
+    old, new = chain.head, _signed_record(peer, chain.head)
+    assert (old.rules, new.rules) == (0, SIGNED)
+    signed = verify(_certified(peer, new), old)
+    assert (signed.index, signed.rules) == (NUM_ROUNDS + 1, SIGNED)
+    unsigned = tuple(replace(entry, seal=b"", attests=0) for entry in new.contributors)
+    without = replace(
+        new,
+        parent=signed.commit,
+        index=signed.index + 1,
+        total_tokens=signed.total_tokens + 64,
+        rules=0,
+        contributors=unsigned,
+        attestations=(),
+    )
+    with pytest.raises(RemoteProtocolError, match=r"as older releases make it.*ask its leader's owner to install it"):
+        verify(_certified(peer, without), signed)
 
 
 async def test_every_saved_state_has_the_root_that_the_run_committed(peer: SavedPeer) -> None:

@@ -369,6 +369,7 @@ class TrainerProgress:
         due_tokens: tokens that all holders have ready once every worker has ended its part of the round, if known; 0 if a round is
             due at the target of the last commit.
         num_replicas: replicas that train side by side; each takes this part of the tokens.
+        answers_within_s: the longest time that a command may take now, an evaluation that holds the trainer included; 0 if unknown.
     """
 
     tokens_ready: int
@@ -380,6 +381,7 @@ class TrainerProgress:
     reason: str
     due_tokens: int = 0
     num_replicas: int = 1
+    answers_within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ import trio
 from averaging.arithmetic.batched_codec import runs_in
 from averaging.arithmetic.error_feedback import FedDelta
 from averaging.network.seams.interfaces import BegunFile, NoPart, Snapshot, Stream
+from averaging.rounds.exchange.carrier import take_carried
+from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
@@ -35,11 +37,12 @@ from averaging.rounds.traffic.spans import spanned
 from averaging.state.log_entries import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId, Root
+from protocol.merkle import MerkleTree
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.rounds.messages.claim import encode_claim
 from protocol.rounds.messages.messages import Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot
-from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.requests import CarryHello, ContributionHeader, ExchangeHello
 from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
 from protocol.rounds.state import RoundConfig
 
@@ -57,6 +60,8 @@ see tests/benchmarks/LOG.md.
 """
 
 SNAPSHOT_WITHIN_S: Final = 60.0
+"""How long to wait for a snapshot, unless the trainer says that it may take longer."""
+
 WAIT_FOR_PROPOSAL_S: Final = 5.0
 """How long a member's stream waits for its proposal, which may arrive later."""
 
@@ -88,6 +93,9 @@ class ExchangeDriver:
 
         self._halves = HalfResults()
         self._without_delta: CommitId | None = None
+        self._asked = (chain.head.commit, trio.CancelScope())
+        """The base on which the trainer is asked for a snapshot, and the wait for it."""
+
         self._no_part = False
         self._exchange: Exchange | None = None
         self._no_arrivals = Arrivals()
@@ -107,14 +115,16 @@ class ExchangeDriver:
         exchange that begins meanwhile waits for it, even if an earlier try failed.
         """
         self._without_delta = None
+        asked_on, asking = self._asked
+        if asked_on != base:
+            asking.cancel()
         self._tasks.spawn(self._prepare, base, adopter)
 
     async def _prepare(self, base: CommitId, adopter: TrainerUpdater) -> None:
         try:
             contribution, fed, taken_s = await self._take_delta(base, adopter)
-        except (PotluckError, trio.TooSlowError) as error:
-            reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
-            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=reason)
+        except PotluckError as error:
+            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=error.one_line())
             if isinstance(error, StorageError):
                 tell_failure(self._tools.publish, "prepare", error)
             if base == self._chain.head.commit:
@@ -135,7 +145,9 @@ class ExchangeDriver:
     ) -> tuple[EncodedContribution, FedDelta | None, float]:
         """The encoded contribution, what it leaves for later rounds, and the time at which the delta was taken."""
         chain, tools = self._chain, self._tools
-        with trio.fail_after(SNAPSHOT_WITHIN_S):
+        within_s = max(SNAPSHOT_WITHIN_S, tools.trainer.progress().answers_within_s)
+        with trio.move_on_after(within_s) as asking:
+            self._asked = (base, asking)
             await adopter.wait_adopted()
             if not chain.is_sound:
                 raise LocalProtocolError("a state that is not the attested one", "a healed one")
@@ -146,6 +158,8 @@ class ExchangeDriver:
                 snapshot = await tools.trainer.snapshot()
                 taken_s = trio.current_time()
         self._check_head(base)
+        if asking.cancelled_caught:
+            raise LocalProtocolError(f"a trainer that gave no snapshot within {within_s:.0f} s", "one at its next step")
         work = f"{snapshot.tokens} tokens in {snapshot.num_steps} steps"
         with spanned(tools.record, "encode", self._config.unit, work, index) as moving:
             encoder = await tools.offload.run(lambda: _encoder(chain, anchor_N, snapshot))
@@ -308,8 +322,7 @@ class ExchangeDriver:
             network=tools.network,
             offload=tools.offload,
             verifier=self._config.verifier,
-            result_codec=chain.result_codec,
-            grid=chain.grid,
+            means=ChunkMeans(chain.result_codec, chain.grid, self._config.sums),
             seal=tools.seal,
             begin_result=lambda named: chain.log.begin_result(named.base, named.result_hash),
             keep_result=self._keep_result,
@@ -378,6 +391,26 @@ class ExchangeDriver:
             if not exchange.is_over:
                 self._probe(sender)
             raise
+
+    async def carry(self, sender: PeerId, hello: CarryHello, stream: Stream) -> None:
+        """Take the contribution of a peer that leaves, to bring it into the round on our head.
+
+        Raises:
+            RemoteProtocolError: bytes that do not fit. TransportError: our head is another commit, or there is no room.
+        """
+        with trio.move_on_after(WAIT_FOR_PROPOSAL_S):
+            while self._chain.head.commit != hello.base:
+                await self.changes.wait()
+        if self._chain.head.commit != hello.base:
+            raise TransportError(
+                "a contribution on another commit than our head", "one on the head", "ask another peer"
+            )
+        self._at(hello.base)
+        if self._offers is not None:
+            over, grid = self._tools.offload.run, self._chain.tools.grid
+            await take_carried(
+                self._offers, grid, lambda hashes: over(partial(MerkleTree.over, hashes)), sender, hello, stream
+            )
 
     async def _exchange_of(self, hello: ExchangeHello) -> Exchange:
         named = (hello.base, hello.ballot)

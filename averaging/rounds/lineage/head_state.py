@@ -51,14 +51,12 @@ class Loan:
 
     def __init__(self, held: _Held, state: UnitState) -> None:
         self.state = state
-        self._held: _Held | None = held
-        held.num_readers += 1
+        self._loans = held.loans
+        self._loans.add(self)
 
     def give_back(self) -> None:
-        """The vectors may change from now on. May be called again."""
-        if self._held is not None:
-            self._held.num_readers -= 1
-            self._held = None
+        """The vectors may change from now on. May be called again, and in any thread: the last use of a vector may end in one."""
+        self._loans.discard(self)
 
 
 class HeadState:
@@ -120,7 +118,7 @@ class HeadState:
     @property
     def is_read(self) -> bool:
         """Whether somebody has borrowed the vectors, or one of them."""
-        return self._held.num_readers > 0 or self._held.shares_momentum
+        return bool(self._held.loans) or self._held.shares_momentum
 
     def may_change(self, outer: OuterStep) -> bool:
         """Whether a step may move the vectors in place.
@@ -129,7 +127,7 @@ class HeadState:
             RemoteProtocolError: a kind that this version does not know.
         """
         held = self._held
-        return self.steps_in_place and not held.num_readers and not (held.shares_momentum and moves_momentum(outer))
+        return self.steps_in_place and not held.loans and not (held.shares_momentum and moves_momentum(outer))
 
     async def step_aside(
         self, updates: Updates, link: ChainLink, data: Sequence[bytes | memoryview], log: Callable[[], Awaitable[None]]
@@ -140,7 +138,7 @@ class HeadState:
         previous = self.state
         state = await updates.advance(previous, link, data)
         await log()
-        shares_momentum = self._held.num_readers > 0 and state.momentum_N is previous.momentum_N
+        shares_momentum = bool(self._held.loans) and state.momentum_N is previous.momentum_N
         self.state, self._held = state, _Held(shares_momentum=shares_momentum)
         return AppliedCommit(state, previous.anchor_N)
 
@@ -165,8 +163,10 @@ class HeadState:
 
 
 class _Held:
-    """Vectors: how many read them, and whether their momentum is also that of other vectors that are lent."""
+    """Vectors: the loans of them, and whether their momentum is also that of other vectors that are lent. A loan leaves the set in one
+    operation, so that none is miscounted where two threads give back at once.
+    """
 
     def __init__(self, *, shares_momentum: bool = False) -> None:
-        self.num_readers = 0
+        self.loans = set[Loan]()
         self.shares_momentum = shares_momentum

@@ -58,6 +58,9 @@ class KnownLinks:
             if node is not None and node.link.is_light and not link.is_light:
                 self._decoded[commit] = node.link
 
+    def __len__(self) -> int:
+        return len(self._decoded) + len(self._raw)
+
     def __contains__(self, commit: CommitId) -> bool:
         return commit in self._decoded or commit in self._raw
 

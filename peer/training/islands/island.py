@@ -120,6 +120,10 @@ class Island(WorkerTrainer):
         self._life_of_theta[unit] = offer.life
         self._rooms.take_back(unit)
 
+    def withdraw(self, unit: int) -> None:
+        """Its offer is not made use of: theta stays as it is."""
+        self._rooms.take_back(unit)
+
     # --- what is made up for ---
 
     def fall_behind(self, units: Collection[int], schedule_tokens: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -90,13 +90,16 @@ class IslandTrainer:
                 if offer is not None:
                     offers.append(offer)
 
-            await side_by_side([partial(ask, island) for island in await self._islands.ready()])
-            if not offers:
-                raise WorkerDied(
-                    "the training processes died at the snapshot", "a snapshot", "they are being restarted"
-                )
-            offers.sort(key=lambda offer: self._islands.all.index(offer.island))
-            mean_N = await trio.to_thread.run_sync(mean_and_ways, offers)
+            with ExitStack() as undone:
+                undone.callback(_withdraw, offers, unit)
+                await side_by_side([partial(ask, island) for island in await self._islands.ready()])
+                if not offers:
+                    raise WorkerDied(
+                        "the training processes died at the snapshot", "a snapshot", "they are being restarted"
+                    )
+                offers.sort(key=lambda offer: self._islands.all.index(offer.island))
+                mean_N = await trio.to_thread.run_sync(mean_and_ways, offers)
+                undone.pop_all()
             self._note_reported(unit, offers)
             self._begin_to_join(offers, unit, still_s)
             return Snapshot(
@@ -220,6 +223,12 @@ class IslandTrainer:
             await side_by_side([partial(offer.island.join, offer, unit, still_s) for offer in offers])
         finally:
             self._joined.set()
+
+
+def _withdraw(offers: Sequence[Offer], unit: int) -> None:
+    """No mean is made of these offers: the islands stay as they are, and evaluations have room again."""
+    for offer in offers:
+        offer.island.withdraw(unit)
 
 
 def mean_and_ways(offers: Sequence[Offer]) -> torch.Tensor:

@@ -67,6 +67,7 @@ def together(names: Sequence[str], parts: Sequence[TrainerProgress]) -> TrainerP
         state="held" if state == LEFT_OUT else state,
         reason=_reason(names, parts),
         num_replicas=max(1, sum(part.state != LEFT_OUT for part in parts)),
+        answers_within_s=max(part.answers_within_s for part in parts),
     )
 
 

@@ -275,15 +275,26 @@ def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool,
     """A quorum of the fork's roster comes before any work: peers that commit alone can sign as much work as they like. Among lone
     commits the one with more of the fork's voters comes first, for the same reason.
     """
-    voters = frozenset(fork.roster)
     return (
         merit.is_with_spine,
         not child.is_lone,
-        sum(peer in voters for peer in child.roster) if child.is_lone else 0,
+        _num_voters(fork, child) if child.is_lone else 0,
         work_class(fork, merit.work_tokens),
         len(child.roster),
         -int.from_bytes(child.commit, "big"),
     )
+
+
+def is_outvoted(fork: ChainLink, lone: ChainLink, other: ChainLink) -> bool:
+    """Whether a child of a fork is lone and can never be preferred to another one, whatever follows either of them."""
+    if not lone.is_lone:
+        return False
+    return not other.is_lone or _num_voters(fork, lone) < _num_voters(fork, other)
+
+
+def _num_voters(fork: ChainLink, lone: ChainLink) -> int:
+    voters = frozenset(fork.roster)
+    return sum(peer in voters for peer in lone.roster)
 
 
 def known_commits(tree: CommitTree, head: CommitId) -> tuple[CommitId, ...]:

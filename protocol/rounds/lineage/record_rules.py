@@ -22,6 +22,7 @@ from protocol.identity.envelope import enveloped, open_envelope
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.disagreement_rules import disagreement_problem, disagreements
 from protocol.rounds.lineage.turns import TURNS, keeps_voters, roster_by_turns, turns_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
@@ -69,7 +70,8 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         left: voters of the parent whose signed goodbye on it is at hand.
     """
     if record.rules < parent.rules:
-        return "a record without the signatures that this run asks for; expected one of this release"
+        old = "a record without the signatures that this run asks for, as older releases make it"
+        return f"{old}; expected one of this release: ask its leader's owner to install it"
     if not record.rules:
         return ""
     if record.rules not in (SIGNED, TURNS):
@@ -124,6 +126,7 @@ def sum_of(record: CommitRecord, part: SliceRecord) -> SliceSum:
         part.result_hash,
         part.lost_ppm,
         inputs,
+        part.disagreeing,
     )
 
 
@@ -154,7 +157,8 @@ def result_problem(
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
-    return ""
+    counted = [entry.peer for entry in header.included]
+    return disagreement_problem(disagreements(header), counted, header.stop_chunk - header.first_chunk)
 
 
 def claim_in(entry: Included, proposal: Proposal) -> ContributionHeader:
@@ -184,6 +188,7 @@ def sum_in(header: ResultHeader, proposal: Proposal) -> SliceSum:
         header.result_hash,
         header.lost_ppm,
         tuple(Input(entry.peer, entry.root, min(entry.tokens, cap)) for entry in header.included),
+        disagreements(header),
     )
 
 
@@ -237,7 +242,11 @@ def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck
             return f"{short(part.reducer)} did not sign the result of {where} that the record names"
         if part.reducer not in known and not check.verifier.admits(part.credential, part.reducer, check.run_id):
             return f"{short(part.reducer)} summed {where} and was not admitted to the run; expected its credential"
-        counted.update(each.peer for each in what.inputs)
+        inputs = [each.peer for each in what.inputs]
+        unfair = disagreement_problem(part.disagreeing, inputs, part.stop_chunk - part.first_chunk)
+        if unfair:
+            return f"{where}: {unfair}"
+        counted.update(inputs)
     for entry in record.contributors:
         if entry.peer not in counted:
             return f"{short(entry.peer)} is a contributor whom no slice counts"
@@ -309,12 +318,13 @@ def most_credited(parent: ChainLink) -> int:
 def credits_of(
     contributors: Sequence[Contributor], slices: Sequence[SliceRecord], cap_tokens: int, most_tokens: int
 ) -> tuple[int, ...]:
-    """The credited tokens of each contributor, in their order (R20): floor(min(tokens, cap) x covered chunks / all chunks). If that is
-    more than `most_tokens` in all, everybody is credited with the same share of it.
+    """The credited tokens of each contributor, in their order (R20): floor(min(tokens, cap) x counted chunks / all chunks), where no
+    chunk counts that disagrees. If that is more than `most_tokens` in all, everybody is credited with the same share of it.
     """
     num_chunks = slices[-1].stop_chunk
     covered: Counter[PeerId] = Counter()
     for part in slices:
+        covered.subtract({entry.peer: entry.num_chunks for entry in part.disagreeing})
         left_out = {entry.peer for entry in part.omitted}
         for entry in contributors:
             if entry.peer not in left_out:

@@ -26,7 +26,8 @@ VOTE_BYTES: Final = KEY_BYTES + SEAL_BYTES
 MAX_RECORDED_VOTE_BYTES: Final = 1 << 17
 """A promise or a goodbye in its envelope, with the record that it names. A record of MAX_MEMBERS newcomers takes half of that."""
 
-MAX_CHUNKS: Final = 1 << 20
+MAX_CHUNKS: Final = 1 << 22
+"""Of a unit: with the longest default chunks 2.7e11 values."""
 
 LOST_ALL_PPM: Final = 1_000_000
 
@@ -50,6 +51,12 @@ def require_tokens(tokens: int) -> None:
 def require_lost(lost_ppm: int) -> None:
     """Check the share that a codec left out, in millionths."""
     require(0 <= lost_ppm <= LOST_ALL_PPM, f"{lost_ppm} millionths left out", f"0 to {LOST_ALL_PPM}")
+
+
+def require_disagreement(num_chunks: int, agreement_percent: int) -> None:
+    """Check how many chunks disagree with the others, and how much."""
+    require(0 < num_chunks <= MAX_CHUNKS, f"{num_chunks} chunks left out", f"1 to {MAX_CHUNKS}")
+    require(-100 <= agreement_percent <= 100, f"an agreement of {agreement_percent} percent", "-100 to 100")
 
 
 def require_tiling(slices: Sequence[tuple[int, int]]) -> None:

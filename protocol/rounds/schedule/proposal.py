@@ -12,6 +12,7 @@ from typing import Final
 
 from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.disagreement_rules import disagreements
 from protocol.rounds.lineage.record_rules import (
     SIGNED,
     attestation_of,
@@ -199,6 +200,7 @@ def _slice_records(results: Sequence[ResultHeader], known: Collection[PeerId]) -
             r.lost_ppm,
             r.sum_seal,
             b"" if r.reducer in known else r.credential,
+            disagreements(r),
         )
         for r in results
     )

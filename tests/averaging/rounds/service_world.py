@@ -174,6 +174,7 @@ class HandTrainer:
         self.anchor_N = torch.zeros(GRID.num_elements)
         self.failing: dict[str, PotluckError] = {}
         self._held: dict[str, trio.Event] = {}
+        self.answers_within_s = 0.0
 
     def hold(self, command: str) -> None:
         """These commands wait from now on."""
@@ -218,7 +219,17 @@ class HandTrainer:
 
     def progress(self) -> TrainerProgress:
         tokens, replicas = self.tokens, self.num_replicas
-        return TrainerProgress(tokens, tokens, 1.0, 400.0, 0, "training", "", num_replicas=replicas)
+        return TrainerProgress(
+            tokens,
+            tokens,
+            1.0,
+            400.0,
+            0,
+            "training",
+            "",
+            num_replicas=replicas,
+            answers_within_s=self.answers_within_s,
+        )
 
 
 def config_of(world: RoundWorld, party: Party) -> RoundConfig:

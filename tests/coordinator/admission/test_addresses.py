@@ -21,12 +21,7 @@ from coordinator.ledger.ledger import open_ledger
 from coordinator.policy.config import HostConfig
 from coordinator.run.start_command import UNKNOWN, StartCommand
 from protocol.errors import ConfigError, MachineError
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 def test_free_ports_are_taken_once_and_kept(tmp_path: Path) -> None:
@@ -37,7 +32,7 @@ def test_free_ports_are_taken_once_and_kept(tmp_path: Path) -> None:
         assert first.grpc_addresses == (f"127.0.0.1:{first.grpc_port}",)
         assert first.p2p_listen == (f"/ip4/127.0.0.1/tcp/{first.p2p_port}",)
         assert first.p2p_announce == ()
-        other_port = _free_port()
+        other_port = free_port()
         moved = settle_addresses(config.model_copy(update={"grpc_port": other_port}), ledger)
         assert (moved.grpc_port, moved.p2p_port) == (other_port, first.p2p_port)
         assert settle_addresses(config, ledger) == moved
@@ -73,7 +68,7 @@ def test_remembered_port_in_use_says_that_invites_name_it(tmp_path: Path) -> Non
 def test_status_page_keeps_its_port_where_it_is_free(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
         assert kept_http_port(ledger, "127.0.0.1") == 0
-        port = _free_port()
+        port = free_port()
         keep_http_port(ledger, port)
         assert kept_http_port(ledger, "127.0.0.1") == port
         other.bind(("127.0.0.1", port))
@@ -84,7 +79,7 @@ def test_status_page_keeps_its_port_where_it_is_free(tmp_path: Path) -> None:
 
 def test_public_page_keeps_a_port_of_its_own(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
-        own, public = _free_port(), _free_port()
+        own, public = free_port(), free_port()
         keep_http_port(ledger, own)
         keep_http_port(ledger, public, is_public=True)
         assert kept_http_port(ledger, "127.0.0.1") == own
@@ -92,7 +87,7 @@ def test_public_page_keeps_a_port_of_its_own(tmp_path: Path) -> None:
 
 
 def test_one_port_for_two_services_is_a_wrong_value_and_both_flags_are_named(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", grpc_port=port, p2p_port=port)
     told = "two ports; give another with --grpc-port or --p2p-port"
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(ConfigError, match=told):

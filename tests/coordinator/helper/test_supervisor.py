@@ -22,6 +22,7 @@ from coordinator.helper.supervisor import (
     free_port,
     keep_helper,
 )
+from tests import ports
 from tests.virtual import VirtualClock
 
 
@@ -128,7 +129,7 @@ async def test_a_helper_of_a_complete_run_is_left_to_end_and_never_started_again
 
 
 def test_a_helper_takes_the_wanted_port_unless_it_or_the_next_is_in_use() -> None:
-    wanted = free_port("127.0.0.1", 0)
+    wanted = ports.free_port(num_in_a_row=2)
     assert free_port("127.0.0.1", wanted) == wanted
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", wanted + 1))

@@ -12,10 +12,13 @@ from protocol.host.reports import AckPair, PeerReport, decode_report_reply
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.revocation import open_revocation
-from protocol.ids import CommitId, RunId
+from protocol.ids import CommitId, Root, RunId
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
-from protocol.rounds.messages.messages import Ack
+from protocol.rounds.messages.claim import encode_claim
+from protocol.rounds.messages.lane_parts import MAX_PARTS, LanePart
+from protocol.rounds.messages.messages import Ack, Member
 from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import encode_message
 from tests.coordinator.admission.test_service import start
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
@@ -34,6 +37,16 @@ def _ack(identity: Identity, run_id: RunId, attempt: int, commit: CommitId, befo
 
 def _double_vote(host: HostWorld, identity: Identity = VOTER) -> AckPair:
     return AckPair(*(_ack(identity, host.run_id, attempt, commit) for attempt, commit in ((0, ONE), (1, OTHER))))
+
+
+def _two_claims(host: HostWorld, num_lanes: int) -> AckPair:
+    lanes = tuple(LanePart(number, 1, 1) for number in range(num_lanes))
+    member = Member(VOTER.peer_id, 1, 1)
+    claims = (
+        ContributionHeader(UNIT, BASE, member, num_lanes, "int8", Root(root * 32), BASE, Root(b"s" * 32), lanes)
+        for root in (b"1", b"2")
+    )
+    return AckPair(*(seal(VOTER, ROUND_DOMAIN, host.run_id, 0, NEVER_MS, encode_claim(claim)) for claim in claims))
 
 
 def _showing(*pairs: AckPair) -> PeerReport:
@@ -57,6 +70,16 @@ async def test_a_proven_double_vote_bans_the_voter_and_the_answer_brings_the_ban
         await host.service.report(host.report(VOTER, _showing()))
         assert host.tracker.peers[VOTER.peer_id].report.state == "left"
         assert host.ledger.is_admitted(WITNESS.peer_id)
+
+
+@pytest.mark.parametrize("num_lanes", [1, MAX_PARTS])
+async def test_two_claims_of_one_process_ban_it_also_with_as_many_lanes_as_a_claim_may_have(
+    tmp_path: Path, autojump_clock: object, num_lanes: int
+) -> None:
+    with open_host(tmp_path) as host:
+        await start(host)
+        await host.service.report(host.report(WITNESS, _showing(_two_claims(host, num_lanes))))
+        assert host.ledger.is_banned(VOTER.peer_id)
 
 
 async def test_what_proves_nothing_bans_nobody(tmp_path: Path, autojump_clock: object) -> None:

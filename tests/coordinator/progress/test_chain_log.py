@@ -9,6 +9,7 @@ import pytest
 from coordinator.progress import chain_log
 from coordinator.progress.chain_log import MAX_ON_BASE, ChainLog, followed
 from coordinator.progress.links import known_links
+from coordinator.progress.live_lineages import PeerHeads
 from protocol.errors import RemoteProtocolError
 from protocol.host.calls import NO_COMMIT
 from protocol.ids import Root
@@ -267,6 +268,53 @@ def test_one_report_with_too_many_lone_commits_is_taken_up_to_the_bound() -> Non
     log = new_log(trunk)
     accepted = log.verify([_alone(trunk, number).certificates[-1] for number in range(40)])
     assert (len(accepted.new), len(accepted.refused)) == (MAX_ON_BASE, 40 - MAX_ON_BASE)
+
+
+def _lone_chain(trunk: Chain, number: int, member: int = 0) -> Chain:
+    """A lineage that one member signs without end."""
+    chain = _alone(trunk, 0, member=member)
+    for _ in range(number - 1):
+        chain.commit((1,), voters=1)
+    return chain
+
+
+def _brought(log: ChainLog, chain: Chain, heads: PeerHeads) -> int:
+    """How many commits of a chain the log takes, report by report."""
+    before = sum(log.knows(commit) for commit, *_ in chain.commits)
+    for first in range(0, len(chain.certificates), 10):
+        accepted = log.verify(chain.certificates[first : first + 10])
+        assert all(not each.members for each in accepted.refused), "its bearer is not to blame"
+        log.take(log.grown(accepted.new, heads))
+    return sum(log.knows(commit) for commit, *_ in chain.commits) - before
+
+
+def test_of_a_lone_lineage_that_is_not_followed_only_so_many_commits_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chain_log, "MAX_BESIDE", 20)
+    trunk = grown(Chain(), 3)
+    log = new_log(trunk)
+    take(log, trunk.certificates)
+    base = trunk.head[0]
+    here = PeerHeads({peer.peer_id: base for peer in PEERS[1:3]})
+    assert _brought(log, _lone_chain(trunk, 60), here) <= 20 + 10
+    later = grown(trunk.clone(), 5)
+    assert _brought(log, later, here) == 5, "a quorum's commits are always taken"
+    assert _brought(log, _lone_chain(trunk, 60, member=1), here) <= 1
+    again = new_log(trunk)
+    again.replay(rows_of([*later.certificates, *_lone_chain(trunk, 25).certificates[3:]]))
+    assert _brought(again, _lone_chain(trunk, 60), here) <= 1, "also after a restart"
+
+
+def test_a_lone_lineage_that_nobody_stands_against_is_recorded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be all that is left of the run."""
+    monkeypatch.setattr(chain_log, "MAX_BESIDE", 20)
+    trunk = grown(Chain(), 3)
+    log = new_log(trunk)
+    take(log, trunk.certificates)
+    alone = _lone_chain(trunk, 60)
+    assert _brought(log, alone, PeerHeads({PEERS[0].peer_id: alone.head[0]})) == 60
+    assert log.head.commit == alone.head[0]
 
 
 def test_who_is_a_quorum_by_itself_after_a_lone_commit_may_fill_no_base_either() -> None:

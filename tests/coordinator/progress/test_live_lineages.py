@@ -252,6 +252,17 @@ def test_a_lone_commit_is_refused_while_more_than_half_of_its_bases_voters_stand
     assert not _refused(tree, base, {PeerId("x"): base, PeerId("y"): base, PeerId("z"): base}), "no voters"
 
 
+def test_a_voter_that_signed_a_lone_commit_stands_on_it_also_while_its_head_is_not_known_here() -> None:
+    """A lone lineage that is longer than what the host keeps could never be followed otherwise."""
+    trunk = _trunk()
+    alone = _alone(trunk)
+    tree, base = _log(trunk, alone).tree, trunk.head[0]
+    assert not _refused(tree, base, {A: UNKNOWN, B: base})
+    assert _refused(tree, base, {A: UNKNOWN, B: base, C: base})
+    assert _refused(tree, base, {B: UNKNOWN, C: base}), "B signed nothing"
+    assert _refused(tree, base, {A: base, B: base}), "it went back"
+
+
 def test_a_lone_commit_that_is_followed_is_not_judged_again() -> None:
     trunk = _trunk()
     alone = _alone(trunk)

@@ -31,6 +31,7 @@ from protocol.identity.identity import Identity
 from protocol.ids import RunId
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
+from tests.ports import free_port
 
 NUM_REPORTS = 20
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
@@ -67,9 +68,7 @@ def endpoint(host: HostWorld, *addresses: str) -> CoordinatorEndpoint:
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def join(client: CoordinatorClient, host: HostWorld, peer: Identity) -> None:

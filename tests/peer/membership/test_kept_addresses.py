@@ -10,20 +10,15 @@ from typing import cast
 from averaging.network.seams.interfaces import Network
 from peer.membership.kept_addresses import FILE_NAME, keep, keep_addresses, listening_port, read_kept, with_kept
 from peer.settings.config import PeerConfig
+from tests.ports import free_port
 
 
 def _config(folder: Path, **given: object) -> PeerConfig:
     return PeerConfig(state_dir=folder, listen_host="127.0.0.1", **given)  # type: ignore[arg-type]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_ports_and_name_of_the_last_start_are_taken_again(tmp_path: Path) -> None:
-    port, page = _free_port(), _free_port()
+    port, page = free_port(), free_port()
     given = _config(tmp_path, listen_port=port, announce_host="box.example.org")
     keep(given, (f"/dns/box.example.org/tcp/{port}/p2p/me",), 0, page)
     again = with_kept(_config(tmp_path))
@@ -34,7 +29,7 @@ def test_ports_and_name_of_the_last_start_are_taken_again(tmp_path: Path) -> Non
 
 
 def test_port_of_weights_and_data_is_taken_again_but_not_beside_a_port_that_the_owner_gives(tmp_path: Path) -> None:
-    port, bulk = _free_port(), _free_port()
+    port, bulk = free_port(), free_port()
     keep(_config(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}/p2p/me",), bulk, 7)
     again = with_kept(_config(tmp_path))
     assert (again.listen_port, again.bulk_port) == (port, bulk)
@@ -44,7 +39,7 @@ def test_port_of_weights_and_data_is_taken_again_but_not_beside_a_port_that_the_
 
 
 def test_file_of_an_earlier_release_names_no_port_of_weights_and_data(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     (tmp_path / FILE_NAME).write_text(
         f'{{"announce_host": "", "listen_port": {port}, "http_port": 0}}', encoding="utf8"
     )

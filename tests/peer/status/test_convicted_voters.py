@@ -7,7 +7,7 @@ from averaging.rounds.lineage.round_reports import RoundReason, VoterConvicted
 from peer.status.convicted_voters import MAX_CONVICTED, ConvictedVoters
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
-from protocol.host.reports import MAX_ACK_BYTES, MAX_DOUBLE_VOTES
+from protocol.host.reports import MAX_DOUBLE_VOTES, MAX_SIGNED_BYTES
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from tests.virtual import VirtualClock
@@ -57,9 +57,9 @@ def test_proofs_wait_in_order_until_the_host_has_them() -> None:
     assert "and 7 more" in convicted.sentence
 
 
-def test_no_more_voters_are_remembered_than_a_roster_has_and_no_longer_acks_than_a_report_takes() -> None:
+def test_no_more_voters_are_remembered_than_a_roster_has_and_no_longer_proofs_than_a_report_takes() -> None:
     convicted = ConvictedVoters(ME)
-    assert not convicted.take(_convicted(LIAR, b"x" * (MAX_ACK_BYTES + 1)))
+    assert not convicted.take(_convicted(LIAR, b"x" * (MAX_SIGNED_BYTES + 1)))
     for number in range(MAX_CONVICTED + 5):
         convicted.take(_convicted(PeerId(f"liar {number}")))
     assert len(convicted.proofs) == len(convicted.waiting) == MAX_CONVICTED

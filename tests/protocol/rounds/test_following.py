@@ -996,6 +996,24 @@ def test_of_lone_lineages_beside_that_of_a_quorum_only_so_many_commits_are_kept(
     assert more.link.commit in seat.state.tree.nodes, "there is always room for our own lineage"
 
 
+def test_of_a_lone_lineage_beside_one_of_more_voters_only_so_many_commits_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It can never be preferred. One of as many voters can, by its work."""
+    monkeypatch.setattr(following, "MOST_BESIDE", 20)
+    table, seat, other = _muted()
+    third, fourth = table.others(seat, other)[:2]
+    table.wait(200.0)
+    ours = commit_on(table.genesis, [seat, third], lone=True)
+    seat.hear(third, _reported(ours))
+    _apply(seat, ours)
+    seat.feed(_fetched(other, _lone_chain(table.genesis, [other], 40)))
+    assert len(seat.state.tree.nodes) <= 2 + 20 + 1
+    as_many = _lone_chain(table.genesis, [other, fourth], 40)
+    seat.feed(_fetched(other, as_many))
+    assert as_many[-1].link.commit in seat.state.tree.nodes
+
+
 def test_a_lone_lineage_that_may_be_followed_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else of our voters is heard, so it may be all that is left of the run."""
     monkeypatch.setattr(following, "MOST_BESIDE", 20)

@@ -147,6 +147,17 @@ def test_a_record_that_does_not_follow_the_run_is_not_acked(change: dict[str, ob
     assert why in seat.reasons[-1]
 
 
+def test_a_record_of_a_leader_with_an_older_release_is_refused_with_what_to_do() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    record = decode_record(settle.record)
+    unsigned = tuple(replace(entry, seal=b"", attests=0) for entry in record.contributors)
+    old = encode_record(replace(record, rules=0, contributors=unsigned, attestations=()))
+    assert seat.hear(table.opener(), replace(settle, ballot=Ballot(4, settle.ballot.peer), record=old)) == ()
+    assert "its leader runs an older release" in seat.reasons[-1]
+    assert seat.reasons[-1].endswith("ask its owner to install this release")
+
+
 @pytest.mark.parametrize(("tokens", "is_acked"), [(149, False), (150, True), (449, True), (450, False)])
 def test_a_staggered_units_next_target_may_be_cut_or_drawn_out_by_a_half_and_by_no_more(
     tokens: int, is_acked: bool

@@ -281,6 +281,35 @@ async def test_a_trainer_that_gives_no_snapshot_is_not_waited_for_for_ever(autoj
         assert trio.current_time() >= SNAPSHOT_WITHIN_S
 
 
+async def test_a_snapshot_is_waited_for_as_long_as_the_trainer_says_that_it_may_take(autojump_clock: Clock) -> None:
+    """An evaluation may hold it for longer than a step."""
+    async with _scene() as scene:
+        trainer = scene.bench.trainer
+        trainer.answers_within_s = 3 * SNAPSHOT_WITHIN_S
+        trainer.hold("snapshot")
+        scene.prepare()
+        await trio.sleep(2 * SNAPSHOT_WITHIN_S)
+        trainer.let_go("snapshot")
+        await scene.bench.until_reported(ContributionReady)
+
+
+async def test_no_snapshot_is_waited_for_on_a_base_that_was_left(autojump_clock: Clock) -> None:
+    """Else a trainer that was held through several rounds would make one for each of them."""
+    async with _scene() as scene:
+        trainer, commit = scene.bench.trainer, scene.world.commits(1)[0]
+        trainer.hold("snapshot")
+        scene.prepare()
+        await trio.sleep(1.0)
+        await scene.commit(commit)
+        scene.prepare()
+        failed = await scene.bench.until_reported(ContributionFailed)
+        assert failed.base == scene.world.genesis.head
+        trainer.let_go("snapshot")
+        ready = await scene.bench.until_reported(ContributionReady)
+        assert ready.base == commit.link.commit
+        assert trainer.done.count("snapshot") == 1
+
+
 async def test_after_a_restart_a_session_contributes_again_on_the_base_and_both_are_on_disk(
     autojump_clock: Clock,
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -81,6 +83,25 @@ async def test_a_state_that_is_lent_stays_and_is_stepped_in_place_again_once_it_
         loan.give_back()
         vectors = party.chain.state.vectors
         await _apply(party, made[2])
+        assert party.chain.state.vectors[0] is vectors[0]
+
+
+async def test_loans_that_end_in_many_threads_at_once_and_more_than_once_all_end(autojump_clock: Clock) -> None:
+    """The last use of a vector may be in a thread of the offload."""
+    async with _two() as (world, _, party):
+        made = world.commits(4)
+        loans = [await lend(party.chain) for _ in range(300)]
+        together = threading.Barrier(8)
+
+        def end(number: int) -> None:
+            together.wait()
+            for loan in loans[number::4]:  # each loan in two of the threads
+                loan.give_back()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(end, (number % 4 for number in range(8))))
+        vectors = party.chain.state.vectors
+        await _apply(party, made[1])
         assert party.chain.state.vectors[0] is vectors[0]
 
 

@@ -33,6 +33,9 @@ from tests.anchors import reads
 from tests.forked import Forked, open_forked
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
+MOST_A_STEP = 0.02
+"""A step of AdamW moves a value by about the learning rate, 0.01, and by no more than this here."""
+
 WITHIN_S = 300.0
 TWO = Layout(worlds=(World(devices=("cpu",)), World(devices=("cpu",))))
 ROUNDING = 1e-6
@@ -180,8 +183,8 @@ async def test_after_a_commit_each_island_is_at_the_anchor_with_what_it_trained_
         ready = [island.progress().tokens_ready for island in both.islands]
         assert sum(ready) == before - snapshot.tokens
         assert min(ready) > 0, "each island is credited its own tokens first"
-        for theta_N in await both.thetas():
-            assert 0 < float((theta_N - both.anchor_N).abs().max()) < 0.2
+        for theta_N, tokens in zip(await both.thetas(), ready, strict=True):
+            assert 0 < float((theta_N - both.anchor_N).abs().max()) < MOST_A_STEP * tokens / BATCH_TOKENS
 
 
 POINTS = ("before it tells theta", "before it moves to the mean", "after it moved to the mean", "at the shift")
@@ -383,6 +386,26 @@ async def test_a_card_that_is_lost_while_the_mean_is_made_still_counts_with_its_
         await both.trainer.wait_joined()
         own_N = (await both.islands[0].snapshot()).theta_N
         assert torch.allclose(own_N, snapshot.theta_N, rtol=0.0, atol=ROUNDING)
+
+
+async def test_what_an_island_offered_to_a_snapshot_that_is_given_up_keeps_no_evaluation_waiting(
+    tmp_path: Path,
+) -> None:
+    async with _both(tmp_path) as both:
+        await both.trained()
+        before = [island.progress().tokens_ready for island in both.islands]
+        _signal(both.islands[1], signal.SIGSTOP)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(both.trainer.snapshot)
+                while both.islands[0].is_busy or not both.islands[1].is_busy:
+                    await trio.sleep(0.01)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                scope.cancel()
+        _signal(both.islands[1], signal.SIGCONT)
+        with trio.fail_after(WITHIN_S / 10):
+            assert (await both.islands[0].evaluate(reads(both.anchor_N))).nats
+        assert [island.progress().tokens_ready for island in both.islands] == before
 
 
 def _then(both: Both, number: int) -> Callable[[Sequence[Offer]], torch.Tensor]:

@@ -336,7 +336,8 @@ def test_a_record_without_signatures_is_read_on_a_parent_as_old_and_on_no_other(
     old = record_on(table.genesis, list(table.seats))
     assert old.rules == table.genesis.rules == 0
     assert _problem(table.genesis, old) == ""
-    words = "a record without the signatures that this run asks for; expected one of this release"
+    found = "a record without the signatures that this run asks for, as older releases make it"
+    words = f"{found}; expected one of this release: ask its leader's owner to install it"
     assert _problem(replace(table.genesis, rules=1), old) == words
     signed = _after(table, signed_record(table.genesis, table.live()))
     assert signed.rules == 1
