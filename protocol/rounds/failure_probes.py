@@ -6,7 +6,7 @@ These are the two members on each side of it in the order of the proposal. Neigh
 Everybody then probes a missed member itself before it believes the report.
 
 While nothing is open, each peer of many hears from any other rarely. So a peer that answers two heartbeats in a row with nothing is
-named in the next heartbeats of the peer that sent them, and everybody who hears that asks it, too.
+named in the heartbeats of the peer that sent them, to a few others at once, and everybody who hears that asks it, too.
 
 Rules: R4, R12 (protocol/rounds/RULES.md).
 """
@@ -114,12 +114,10 @@ def is_large(state: RoundState) -> bool:
 
 
 def silent_noted(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
-    """The state with a peer that answers no heartbeats. The next tick sends heartbeats that say so, though none is due."""
+    """The state with a peer that answers no heartbeats. Heartbeats say so for TOLD_FOR_S."""
     known = {other: at_s for other, at_s in state.barred.silent_since.items() if now_s - at_s <= TOLD_FOR_S}
     known.pop(peer, None)
-    since = MappingProxyType({**known, peer: now_s})
-    pulse = replace(state.pulse, heartbeat_at_s=min(state.pulse.heartbeat_at_s, now_s - TOLD_FOR_S))
-    return replace(state, barred=replace(state.barred, silent_since=since), pulse=pulse)
+    return replace(state, barred=replace(state.barred, silent_since=MappingProxyType({**known, peer: now_s})))
 
 
 def _is_known_silent(state: RoundState, view: PeerView) -> bool:

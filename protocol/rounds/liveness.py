@@ -193,13 +193,12 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
     if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
         return state, missed
     if not in_exchange and passed_s < telling.beat_interval_s(state, now_s):
-        return state, ()
+        return state, missed
     targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     pulse = replace(state.pulse, heartbeat_at_s=now_s, num_heartbeats=state.pulse.num_heartbeats + 1)
-    state = replace(state, pulse=pulse)
-    return state, (
-        SendHeartbeat(targets, own_heartbeat(state, now_s), reason="the next heartbeat is due"),
-    ) if targets else ()
+    state, reason = replace(state, pulse=pulse), "the next heartbeat is due"
+    targets = tuple(dict.fromkeys((*(peer for each in missed for peer in each.to), *targets)))
+    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason=reason),) if targets else ()
 
 
 def _is_in_exchange(state: RoundState) -> bool:
@@ -249,7 +248,7 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys((*pinged, *_heartbeats_in_turn(state))))
 
 
-def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
+def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[SendHeartbeat, ...]]:
     """If another member reports a peer as silent, probe that peer ourselves, now and with our pings, until nobody reports it. So does
     each of many peers while nothing is open.
     """
@@ -403,8 +402,9 @@ def _silent(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
     is_member = proposal is not None and event.peer in proposal.participants
     if view is None or view.heard_at_s > event.at_s or is_gone(state, event.peer) or is_member or not is_large(state):
         return RoundStep(state, remark=f"{short(event.peer)} did not answer; nothing follows from that now")
-    silent = with_view(state, replace(view, heard_at_s=now_s - NEVER_HEARD_S))
-    return _gone(silent_noted(silent, event.peer, now_s), event.peer, now_s, "does not answer")
+    state = silent_noted(with_view(state, replace(view, heard_at_s=now_s - NEVER_HEARD_S)), event.peer, now_s)
+    told, gone = telling.silence_told(state, event.peer, now_s), _gone(state, event.peer, now_s, "does not answer")
+    return RoundStep(gone.state, (*told, *gone.actions), gone.reason, waiting=gone.waiting)
 
 
 def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:

@@ -13,7 +13,7 @@ import math
 from typing import Final
 
 from protocol.frozen import replace
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.messages import Certificate, Committed
 from protocol.rounds.messages.wire import commit_id, decode_record
@@ -31,11 +31,15 @@ from protocol.rounds.queries import (
     ready_at,
     slowest_beat_s,
 )
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.schedule.telling_tree import TREE_FROM, draw, told_by
 from protocol.rounds.state import PeerView, RoundState
 
 NUM_SUCCESSORS: Final = 2
 """Peers that a member tells its new head by heartbeat (R15)."""
+
+NUM_TOLD_OF_SILENCE: Final = 6
+"""Peers that hear at once of a silent one from each that finds it out. Three times in turn, that is hundreds."""
 
 REPORT_EVERY_S: Final = 0.5
 """After a commit BEATS_TO_OPENER peers report it to the next opener, and as many after each such pause. The voters come first, while
@@ -158,6 +162,13 @@ def late_report(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
     if opener not in state.peers or opener == state.config.me.peer:
         return state, ()
     return state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, _AT_COMMIT),)
+
+
+def silence_told(state: RoundState, silent: PeerId, now_s: float) -> tuple[Action, ...]:
+    """News for a few others, each peer's own choice of them: that a peer does not answer. They ask it, and tell others in turn."""
+    others = (peer for peer in state.peers if peer != silent and not is_gone(state, peer))
+    to = asking_order(state.config.me.peer, others, silent.encode())[:NUM_TOLD_OF_SILENCE]
+    return (SendHeartbeat(to, own_heartbeat(state, now_s), True, f"{short(silent)} does not answer"),) if to else ()
 
 
 # --- heartbeats while nothing is open (R4) ------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from protocol.rounds.queries import (
     strain_s,
 )
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
+from protocol.rounds.telling import NUM_TOLD_OF_SILENCE
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 LARGE = 2 * FULL_MESH
@@ -367,10 +368,11 @@ def _asked(orders: Sequence[Action]) -> list[PeerId]:
 
 def test_among_many_a_peer_that_answers_no_heartbeats_is_taken_for_dead_and_told_in_the_next_heartbeats() -> None:
     table, seat, _, frozen = _idle()
-    seat.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    told = _asked(seat.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True)))
     assert _is_dead(seat, frozen)
     assert heartbeat_of(seat).silent == (frozen.peer,)
-    assert _asked(seat.feed(RoundTicked())), "it does not wait for the next heartbeat that is due"
+    assert len(set(told)) == len(told) == NUM_TOLD_OF_SILENCE, "they do not wait for the next heartbeat that is due"
+    assert frozen.peer not in told
     table.now_s += TOLD_FOR_S + 1.0
     assert heartbeat_of(seat).silent == ()
 
@@ -410,6 +412,16 @@ def test_a_peer_that_another_calls_silent_is_asked_once_and_not_believed_dead() 
     table.now_s += 1.0
     seat.hear(frozen, heartbeat_of(frozen))
     assert missed_while_idle(seat.state, table.now_s) == ()
+
+
+@pytest.mark.parametrize("since_last_s", [0.5, 2.0, 100.0])
+def test_a_peer_that_another_calls_silent_is_asked_whenever_the_next_heartbeat_is_due(since_last_s: float) -> None:
+    table, seat, other, frozen = _idle()
+    table.now_s += 50.0
+    other.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    seat.hear(other, heartbeat_of(other))
+    seat.state = replace(seat.state, pulse=replace(seat.state.pulse, heartbeat_at_s=table.now_s - since_last_s))
+    assert frozen.peer in _asked(seat.feed(RoundTicked()))
 
 
 def test_a_report_of_silence_is_old_after_a_while_and_costs_nothing_once_the_silence_is_known() -> None:
