@@ -139,12 +139,14 @@ class DonorView:
         lineage: the followed commits of the spine, newest first, down to the genesis; empty before the start.
         others: answers for units that are kept elsewhere; None if the run has none.
         kept_elsewhere: those units.
+        milestones: the newest of each unit.
     """
 
     is_member: Callable[[PeerId], Awaitable[bool]]
     lineage: Callable[[], Sequence[CommitId]]
     others: Callable[[PeerId, FetchRequest, Stream], Awaitable[None]] | None = None
     kept_elsewhere: frozenset[UnitName] = frozenset()
+    milestones: Callable[[], Sequence[bytes]] = tuple
 
 
 class CheckpointDonor:
@@ -154,7 +156,9 @@ class CheckpointDonor:
         self._spine = spine
         self._ledger = ledger
         self._view = view
-        self._service = TransferService(spine, _NoResults(), states, states.grid, lambda _known: ())
+        self._service = TransferService(
+            spine, _NoResults(), states, states.grid, lambda _known: (), lambda: view.milestones()
+        )
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
         """Answer one request; an empty end answers for what is not here.

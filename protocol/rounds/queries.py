@@ -83,7 +83,7 @@ def beat_peers(state: RoundState) -> list[PeerId]:
 
 def slowest_beat_s(config: RoundConfig) -> float:
     """The longest pause between two heartbeats while nothing is open. The current pause is in
-    protocol/rounds/heartbeat_interval.py.
+    protocol/rounds/telling.py.
     """
     return max(config.heartbeat_s, min(SLOWEST_BEAT_S, config.longest_interval_s / BEATS_AN_INTERVAL))
 

@@ -23,7 +23,15 @@ from averaging.state.generations import CHUNKS_AT_ONCE, GenerationRef
 from averaging.state.state import StateHeader, header_from_bytes, leaf_of_chunk, root_of
 from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
 from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
-from protocol.rounds.messages.requests import FetchCommits, FetchHashes, FetchRequest, FetchResult, FetchState
+from protocol.rounds.lineage.milestones import MAX_HELD, MAX_MILESTONE_BYTES
+from protocol.rounds.messages.requests import (
+    FetchCommits,
+    FetchHashes,
+    FetchMilestones,
+    FetchRequest,
+    FetchResult,
+    FetchState,
+)
 from protocol.rounds.messages.wire import decode_fetch, encode_fetch
 from protocol.tensors.tensor_schema import ChunkGrid
 
@@ -174,6 +182,16 @@ async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, known: S
     return await ask_all(network, peer, request, MAX_CHAIN_BYTES, within_s=ANSWER_WITHIN_S)
 
 
+async def fetch_milestones(network: Network, peer: PeerId, unit: UnitName) -> list[bytes]:
+    """The milestones of a unit that a peer has, unchecked.
+
+    Raises:
+        TransportError: the peer is gone, silent or too slow. RemoteProtocolError: it sent more than they may take.
+    """
+    most_bytes = MAX_HELD * MAX_MILESTONE_BYTES
+    return await ask_all(network, peer, FetchMilestones(unit), most_bytes, within_s=ANSWER_WITHIN_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Donor:
     """A peer and the generation that it offers."""
@@ -276,12 +294,14 @@ class TransferService:
         generations: StateSource,
         grid: ChunkGrid,
         certificates_after: Callable[[Sequence[CommitId]], Iterable[bytes]],
+        milestones: Callable[[], Iterable[bytes]] = tuple,
     ) -> None:
         self._unit = unit
         self._log = log_
         self._generations = generations
         self._grid = grid
         self._certificates_after = certificates_after
+        self._milestones = milestones
         self.asked: Callable[[], None] = lambda: None
         """Called when a peer asks which states there are."""
 
@@ -304,6 +324,9 @@ class TransferService:
                 await self._send_state(request, stream)
             case FetchHashes():
                 await self._send_hashes(request, stream)
+            case FetchMilestones():
+                for sealed in self._milestones():
+                    await stream.send_frame(sealed)
 
     async def _send_result(self, request: FetchResult, stream: Stream) -> None:
         data = await self._log.read_result(request.base, request.result_hash)

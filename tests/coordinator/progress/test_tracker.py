@@ -21,16 +21,9 @@ from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import FETCHING_S, MISSED_AFTER_S, hidden_peers, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
+from protocol.host.host_statements import HostStatements
 from protocol.host.report_pace import WAITING_EVERY_S
-from protocol.host.reports import (
-    HELPING,
-    NO_START_NEWS,
-    EnergySpent,
-    HeldoutResult,
-    OwnCounts,
-    PeerReport,
-    StartNews,
-)
+from protocol.host.reports import HELPING, NO_START_NEWS, EnergySpent, HeldoutResult, OwnCounts, PeerReport, StartNews
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
@@ -211,7 +204,7 @@ def _reported(chain: Chain, want: int, start_record: bytes = b"") -> PeerReport:
         index=index,
         total_tokens=total,
         certificates=certificates,
-        start_record=start_record,
+        signed=HostStatements(start_record),
     )
 
 

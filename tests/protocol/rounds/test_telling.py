@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 from protocol.rounds.events import Progressed, RoundTicked
-from protocol.rounds.heartbeat_interval import beat_interval_s, is_reported_to_opener, until_due_s
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.queries import BEATS_TO_OPENER, SLOWEST_BEAT_S, opener_beats, slowest_beat_s
 from protocol.rounds.schedule.stagger import Stagger
 from protocol.rounds.state import Pulse, RoundConfig, RoundState
+from protocol.rounds.telling import beat_interval_s, is_reported_to_opener, until_due_s
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 TARGET_TOKENS = 300_000
