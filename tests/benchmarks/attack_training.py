@@ -190,7 +190,7 @@ class AttackedTraining(Training):
 
     def _sent(self, unit: Unit, values_n: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
         """A false delta as others decode it."""
-        codec = codec_by_name(self.trial.way.codec)
+        codec = codec_by_name(unit.codec)
         offered = encode_contribution(unit.anchor_n, unit.anchor_n - values_n, 1, codec, grid)
         return decoded(offered.chunks, codec, grid)
 
@@ -210,7 +210,7 @@ class AttackedTraining(Training):
         mean_n, kept = torch.empty(grid.num_elements), list[np.ndarray]()
         for chunk in range(grid.num_chunks):
             begin, stop = grid.bounds(chunk)
-            dtype = sum_dtype(self.trial.way.result_codec)
+            dtype = sum_dtype(unit.result)
             mean_n[begin:stop], judgement = robust_mean(rows_Mn[:, begin:stop].clone(), weights, rule, dtype)
             kept.append(judgement.is_kept)
         shares_M = 1.0 - np.mean(kept, axis=0)
