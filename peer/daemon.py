@@ -26,9 +26,10 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.parting import STAYS_WITHIN_S
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.traffic.discovery import IN_ROUNDS, DirectoryPoller, announce, list_peers
-from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
+from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from averaging.system.leave_signals import watch_signals
@@ -58,7 +59,6 @@ from peer.membership.joining import (
     usable_invite,
 )
 from peer.membership.kept_addresses import keep_addresses, with_kept
-from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
@@ -79,7 +79,7 @@ from peer.session.notices import notices_of
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.run_layout import trainer_on_cards
-from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
+from peer.session.session import JoinedSession, PeerSession, SequenceNumbers, upkeep_of
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
 from peer.status.local_view import LOG_NAME
@@ -322,7 +322,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     nursery.start_soon(keep_cool)
     nursery.start_soon(recall_history, history_path(life.folder), life.board)
     nursery.start_soon(keep_history, history_path(life.folder), life.board, partial(status_of, life.sources))
-    upkeep = _upkeep(life, membership, joined.roster)
+    upkeep = upkeep_of(joined)
     nursery.start_soon(upkeep.keep_host_heard)
     nursery.start_soon(upkeep.keep_peers)
     nursery.start_soon(upkeep.keep_reached, network, membership.saved.ways_in)
@@ -441,7 +441,7 @@ async def _rounds(
             await measure_commits(joined, service, chains, trainer, is_over, _cache(life))
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
-            await rounds.leave()
+            await rounds.leave(life.config.parting_s)
         if not is_over():
             await hand_over_lone_parts(joined, rounds, services)
         with trio.move_on_after(GOODBYE_WITHIN_S):
@@ -480,18 +480,6 @@ async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[i
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
     await ThreadOffload().run(partial(check_data, membership.manifest.config, membership.dataset, cache))
-
-
-def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) -> MembershipUpkeep:
-    return MembershipUpkeep(
-        folder=life.folder,
-        roster=roster,
-        identity=life.identity,
-        run_id=membership.run_id,
-        ca_certificate_der=life.invite.ca_certificate_der,
-        clock=life.clock,
-        offload=ThreadOffload(),
-    )
 
 
 async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:

@@ -3,7 +3,7 @@
 One heartbeat covers all units (R4). A peer's sign of life or death counts for all of them. The heads of all units move together
 when the spine changes to another lineage (R23 and R24).
 
-Rules: R3, R4, R23, R24 (protocol/rounds/RULES.md).
+Rules: R3, R4, R8, R23, R24 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Clock, Network, Offload, Stream
+from averaging.rounds.exchange.carrier import CARRY_CHANNEL, serve_carry
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.external_reducer import ExternalReducer, ExternalReducerContext, UnitShape
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
@@ -26,6 +27,7 @@ from averaging.rounds.lineage.round_context import IsMember, Seal, Tasks, is_gon
 from averaging.rounds.lineage.round_reports import HeadsMoved, Publish
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.outbox import ROUND_CHANNEL, Outbox
+from averaging.rounds.parting import PARTING_S
 from averaging.rounds.spine_follower import SpineFollower, SpineMove
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_request
 from averaging.rounds.unit_service import RoundService
@@ -153,6 +155,7 @@ class PeerRounds:
         network.serve_calls(BEAT_CHANNEL, self._on_short_beat)
         network.serve_streams(EXCHANGE_CHANNEL, self._on_exchange)
         network.serve_streams(FETCH_CHANNEL, self.serve_fetch)
+        network.serve_streams(CARRY_CHANNEL, partial(serve_carry, self._check_member, self._services))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""
@@ -169,11 +172,13 @@ class PeerRounds:
             self._follower.keep_holders(peers)
         await self.tell_all(PeersListed(peers))
 
-    async def leave(self) -> None:
-        """Promise on disk to vote no more on these bases, and say goodbye, so that nobody waits for us (R3)."""
+    async def leave(self, parting_s: float = PARTING_S) -> None:
+        """Hand over what was trained since the last commits, promise on disk to vote no more on these bases, and say goodbye, so that
+        nobody waits for us (R3, R8).
+        """
         async with trio.open_nursery() as nursery:
             for service in self.services:
-                nursery.start_soon(service.leave)
+                nursery.start_soon(service.leave, parting_s)
 
     async def tell_all(self, event: Event) -> None:
         """Give an event to the rounds of every unit."""

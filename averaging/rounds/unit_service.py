@@ -5,7 +5,7 @@ applying a commit) runs in its own task and comes back as an event. The orders a
 and exchange), lineage_driver.py (commits and lineages) and trainer_updates.py (the trainer). peer_rounds.py delivers what arrives
 from the network.
 
-Rules: R3, R12 (protocol/rounds/RULES.md).
+Rules: R3, R8, R12 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain, sealed_milestones
 from averaging.rounds.lineage_driver import LineageDriver
 from averaging.rounds.named_peers import with_names
+from averaging.rounds.parting import PARTING_S, Parting
 from averaging.rounds.traffic.transfer import TransferService
 from protocol.errors import PotluckError, StorageError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName, short
-from protocol.rounds import liveness, voting
+from protocol.rounds import liveness
 from protocol.rounds import machine as core
 from protocol.rounds.events import (
     AckLogged,
@@ -78,15 +79,10 @@ from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
 log = structlog.get_logger()
 
 LEAVE_WITHIN_S: Final = 3.0
-STAYS_WITHIN_S: Final = 20.0
-"""The longest time that a leaving peer stays for a commit whose bytes others need. After a leader's death the others need seconds
-to begin a new attempt; then the bytes are fetched from us.
-"""
-
 MAX_EVENTS: Final = 1000
 """The most events that may wait; senders of messages are slowed down beyond it."""
 
-_WITH_PROGRESS: Final = (RoundTicked, Applied)
+_WITH_PROGRESS: Final = (RoundTicked, Applied, LeaveOrdered)
 """The machine gets the trainer's progress before each of these events."""
 
 
@@ -135,6 +131,7 @@ class RoundService:
         self._transfer = TransferService(config.unit, log_, generations, grid, after, milestones)
         self._transfer.asked = lambda: self._tasks.spawn(self._lineages.keep_asked)
         self._name = peer_name(config.me.peer)
+        self.carry = driver.carry
         self.reason = "starting"
         self.waiting = ""
 
@@ -258,20 +255,16 @@ class RoundService:
         """Wait until something happens to the head, the exchange or the bytes on disk."""
         await self._changes.wait()
 
-    async def leave(self) -> None:
-        """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (R3).
-
-        Stay between our ack and the commit if its leader is dead or is this peer. After a majority has acked, the others must
-        commit that record; if every peer that acked leaves, nobody has its bytes.
+    async def leave(self, parting_s: float = PARTING_S) -> None:
+        """Hand over what was trained since the last commit, for at most `parting_s` (R8). Promise on disk to vote no more on this
+        base, and say goodbye, so that nobody waits for us (R3). Stay before that while others may need bytes that we alone have.
         """
-        clock = self._tools.clock
-        ordered_s = clock.monotonic_s()
-        with trio.move_on_after(STAYS_WITHIN_S):
-            while voting.is_owed_bytes(self.state, clock.monotonic_s(), ordered_s):
-                with trio.move_on_after(voting.NOTICED_WITHIN_S):
-                    await self.wait_changed()
+        driver, tools = self._exchange_driver, self._tools
+        parting = Parting(tools.network, tools.clock, self, lambda: driver.contribution)
+        await parting.give(parting_s)
+        await parting.stay()
         with trio.move_on_after(LEAVE_WITHIN_S):
-            await self.tell(LeaveOrdered())
+            await self.tell(LeaveOrdered(base=parting.base, carrier=parting.carrier))
             await self._has_left.wait()
 
     # --- following the spine ---

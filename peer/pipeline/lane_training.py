@@ -16,10 +16,11 @@ from averaging.data.shards import ShardCache
 from averaging.network.seams.interfaces import DirectoryEntry
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.parting import STAYS_WITHIN_S
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.traffic.discovery import Rhythm, list_peers
-from averaging.rounds.unit_service import STAYS_WITHIN_S, RoundService
+from averaging.rounds.unit_service import RoundService
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
 from peer.holdings.held_stage import HORIZON_S, OwnStage
@@ -300,7 +301,7 @@ async def _run(
                 work.cancel_scope.cancel()
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             reporter.is_leaving = True
-            await rounds.leave()
+            await rounds.leave(life.config.parting_s)
             await reporter.report_once()
         nursery.cancel_scope.cancel()
 

@@ -147,6 +147,11 @@ class PeerConfig(PlaceConfig):
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
     """Most that cached text takes on disk, in bytes. Weights that a run begins with, or trains an adapter over, come on top."""
 
+    parting_s: Annotated[float, Field(ge=0.0, le=15.0)] = 5.0
+    """Seconds that a peer which is asked to leave may take to give its work since the last round to others, so that it counts. With 0
+    that work is lost.
+    """
+
     screen: Literal["auto", "live", "plain"] = "auto"
     """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""
 

@@ -128,14 +128,14 @@ def _is_replayed(config: RunConfig) -> bool:
 def _write_bytes(config: RunConfig) -> int:
     num_bytes, chunk = 0, config.chunk_elements
     asked_every = 0 if _is_replayed(config) else config.checkpoint.every_rounds
-    for num_values in _unit_values(config):
+    for num_values in unit_values(config):
         result_bytes = update_bytes(config.result_codec, num_values, chunk)
         num_bytes += commit_write_bytes(num_values, result_bytes, asked_every)
         num_bytes += feedback_write_bytes(num_values, chunk) if config.round.feedback > 0 else 0
     return num_bytes
 
 
-def _unit_values(config: RunConfig) -> tuple[int, ...]:
+def unit_values(config: RunConfig) -> tuple[int, ...]:
     """Values of each unit of a peer that holds the most."""
     if config.experts:
         trunk, expert = model_schema(config.model).num_elements, config.experts.expert_elements(config.model)

@@ -528,21 +528,23 @@ class Heartbeat(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., is_inbound_reachable: bool = ..., upload_bytes_per_s: _Optional[int] = ..., heads: _Optional[_Iterable[_Union[UnitHead, _Mapping]]] = ..., exchange_ms: _Optional[int] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("member", "unit", "base", "promised", "acked")
+    __slots__ = ("member", "unit", "base", "promised", "acked", "carrier")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
     ACKED_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
     member: Member
     unit: str
     base: bytes
     promised: Ballot
     acked: AckedRecord
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ...) -> None: ...
+    carrier: Member
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ..., carrier: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
 
 class ExchangeHello(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "credential")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "credential", "carried", "hashes_follow")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -552,6 +554,8 @@ class ExchangeHello(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     NO_PART_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FOLLOW_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -561,7 +565,21 @@ class ExchangeHello(_message.Message):
     path: bytes
     no_part: bool
     credential: bytes
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ..., credential: _Optional[bytes] = ...) -> None: ...
+    carried: bool
+    hashes_follow: bool
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ..., path: _Optional[bytes] = ..., no_part: bool = ..., credential: _Optional[bytes] = ..., carried: bool = ..., hashes_follow: bool = ...) -> None: ...
+
+class CarryHello(_message.Message):
+    __slots__ = ("unit", "base", "contribution", "credential")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    contribution: bytes
+    credential: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., contribution: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class FetchResult(_message.Message):
     __slots__ = ("unit", "base", "first_chunk", "stop_chunk", "result_hash")

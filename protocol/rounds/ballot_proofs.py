@@ -21,6 +21,7 @@ from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BY
 from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVote, Promise, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_record
+from protocol.rounds.participants import has_room_for_leave
 from protocol.rounds.queries import has_vote, is_base_quorum, may_be_lone
 from protocol.rounds.state import RoundState, SignedLeave
 
@@ -129,10 +130,11 @@ def with_leaves(state: RoundState, settle: Settle) -> RoundState:
     """Keep the goodbyes that a settled record relies on: whoever finishes the record has to show them. The first one of a peer on a
     base stands. Raises as `leaves_in`.
     """
-    told = {peer: signed for peer, signed in leaves_in(state, settle).items() if peer in state.link.roster}
-    if told.keys() <= state.open.leaves.keys():
-        return state
-    return replace(state, open=replace(state.open, leaves=MappingProxyType({**told, **state.open.leaves})))
+    for peer, signed in leaves_in(state, settle).items():
+        if peer not in state.open.leaves and has_room_for_leave(state, signed.leave):
+            leaves = MappingProxyType({**state.open.leaves, peer: signed})
+            state = replace(state, open=replace(state.open, leaves=leaves))
+    return state
 
 
 def _opened(state: RoundState, kind: type[M], ballot: Ballot, raw: Iterable[bytes]) -> list[tuple[PeerId, M]]:

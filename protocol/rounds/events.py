@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode
-from protocol.rounds.messages.messages import Certificate, Heartbeat, Leave, RoundMessage, Settle
+from protocol.rounds.messages.messages import Certificate, Heartbeat, Leave, Member, RoundMessage, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
 
@@ -204,7 +204,20 @@ class FlipOrdered:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOrdered:
-    """The owner wants to go."""
+    """The owner wants to go.
+
+    Attributes:
+        is_soon: first hand over what was trained on this base; the order to go follows.
+        base, carrier: the base on which a peer took our contribution for the round to come, and that peer's process.
+    """
+
+    is_soon: bool = False
+    base: CommitId | None = None
+    carrier: Member | None = None
+
+    def carrier_on(self, base: CommitId) -> Member | None:
+        """The peer that has our contribution on this base, if any."""
+        return self.carrier if self.base == base else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Time and signs of life: ticks, heartbeats, live and dead peers, and whether a quorum is in reach (R4, R12 and R18).
 
-Rules: R3, R4, R12, R18 (protocol/rounds/RULES.md).
+Rules: R3, R4, R8, R12, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_our
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
-from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.participants import DEADLINE_FACTOR, known_at_base
+from protocol.rounds.orders import Action, DropMember, PrepareContribution, SendHeartbeat
+from protocol.rounds.participants import DEADLINE_FACTOR, carriers, has_room_for_leave, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
@@ -31,6 +31,7 @@ from protocol.rounds.queries import (
     is_alive,
     is_due_or_open,
     is_gone,
+    is_over,
     is_suspected,
     own_heartbeat,
     quorum_in_reach,
@@ -59,6 +60,9 @@ MOST_ASKED: Final = 8
 """Participants that we ask at a time because others miss them. On an overloaded machine everybody may be missed by somebody, and
 questions of all to all would keep it overloaded. The leader asks all.
 """
+
+LEAVING_SOON_S: Final = 30.0
+"""For so long a peer opens no attempt once it was asked to leave; it is gone before that."""
 
 LONGER: Final = 1.25
 """An upload is announced again when it takes this many times as long as announced."""
@@ -393,7 +397,7 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
         return RoundStep(state, remark=f"{found}; expected its own goodbye, from a known peer")
     state = with_view(state, replace(view, left=True))
-    is_first = sender in state.link.roster and sender not in state.open.leaves
+    is_first = has_room_for_leave(state, leave) and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
         leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
         state = replace(state, open=replace(state.open, leaves=leaves))
@@ -401,6 +405,25 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     gone = _gone(certified.state, sender, now_s, "left")
     orders, reason = (*certified.actions, *gone.actions), certified.reason or gone.reason
     return RoundStep(gone.state, orders, reason, waiting=gone.waiting)
+
+
+def leaving_soon(state: RoundState, now_s: float) -> RoundStep:
+    """Our owner wants to go: take what is ready ahead of the round that would count it, and open none ourselves (R8)."""
+    opened = state.open
+    opened = replace(opened, quiet_until_s=max(opened.quiet_until_s, now_s + LEAVING_SOON_S))
+    state = replace(state, open=opened)
+    if opened.contribution is not None or opened.is_preparing:
+        return RoundStep(state, remark="our contribution on this base is taken, or being taken, already")
+    has_work = state.can_contribute and state.tokens_ready > 0 and not is_over(state)
+    if not has_work or opened.committing is not None or state.is_leaving:
+        return RoundStep(
+            state, remark="nothing is taken before we leave: nothing is ready, or a commit is being applied"
+        )
+    if opened.proposal is None and not carriers(state, now_s):
+        return RoundStep(state, remark="nothing is taken before we leave: nobody is here who could bring it")
+    reason = f"we leave soon: {state.tokens_ready} ready tokens are taken now, for the round to come"
+    state = replace(state, open=replace(opened, is_preparing=True))
+    return RoundStep(state, (PrepareContribution(state.link.commit, reason),), reason)
 
 
 def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:

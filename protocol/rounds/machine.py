@@ -165,7 +165,7 @@ def _voted(
         case PromiseLogged():
             return voting.promise_logged(state, event, now_s)
         case LeaveOrdered():
-            return voting.leave_ordered(state)
+            return liveness.leaving_soon(state, now_s) if event.is_soon else voting.leave_ordered(state, event)
         case LeaveLogged():
             return voting.leave_logged(state, event)
 

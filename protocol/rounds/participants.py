@@ -2,24 +2,27 @@
 peers whose contribution still counts, and voters that stay voters (R3, R5, R7 and R16). How long slices wait for members, and others
 for a leader (R11).
 
-Rules: R3, R5, R7, R11, R16, R18 (protocol/rounds/RULES.md).
+Rules: R3, R5, R7, R8, R11, R16, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Final
 
 from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.turns import by_turn, last_counted
+from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
 from protocol.rounds.messages.record import CommitRecord, OmissionCode
 from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import Action, SendHeartbeat
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import (
+    base_opener,
     caught_up,
     idle_patience_s,
     is_alive,
@@ -163,18 +166,52 @@ def _at_base(state: RoundState, peer: PeerId) -> PeerView | None:
 
 
 def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member]) -> dict[PeerId, Member]:
-    """Absent members of the last attempt whose contribution others may have: our own result counts it, or they are gone and nobody
-    waits for them. This keeps their work and the sums already made, and no result is sent twice to a member that has it or its
-    first part. They are asked to do nothing. A slice that lacks their chunks leaves them out.
+    """Absent peers whose contribution others may have. A carrier took it when they left (R8). Or they were members of the last
+    attempt, and our own result counts it, or they are gone and nobody waits for them. This keeps their work and the sums already
+    made, and no result is sent twice to a member that has it or its first part. They are asked to do nothing. A slice that lacks
+    their chunks leaves them out.
     """
     before = state.open.proposal
-    if before is None or led.lone_voters:
+    if led.lone_voters:
         return {}
     ours = [header for header in state.open.results.values() if header.reducer == state.config.me.peer]
     counted = {entry.peer for header in ours for entry in header.included}
-    absent = [m for m in before.members if m.peer not in here and m.peer not in state.barred.expelled]
-    found = [m for m in absent if m.peer in counted or is_gone(state, m.peer)]
-    return {member.peer: member for member in found[: max(0, state.config.max_members - len(here))]}
+    members = before.members if before is not None else ()
+    found = [m for m in members if m.peer in counted or is_gone(state, m.peer)]
+    found = [m for m in (*_carried(state, here), *found) if m.peer not in here and m.peer not in state.barred.expelled]
+    room = max(0, state.config.max_members - len(here))
+    return dict(list({member.peer: member for member in found}.items())[:room])
+
+
+def _carried(state: RoundState, here: Mapping[PeerId, Member]) -> list[Member]:
+    """The leavers whose contribution a member has that is here, in the process that took it (R8)."""
+    leaves = state.open.departures.values()
+    return [leave.member for leave in leaves if leave.carrier and here.get(leave.carrier.peer) == leave.carrier]
+
+
+def has_room_for_leave(state: RoundState, leave: Leave) -> bool:
+    """Whether a goodbye on our base is kept: that of a voter, and that of another peer whose contribution a carrier has. It must not
+    vote next. A record relies on at most MAX_MEMBERS goodbyes.
+    """
+    if leave.member.peer in state.link.roster:
+        return True
+    return leave.carrier is not None and len({*state.link.roster, *state.open.leaves}) < MAX_MEMBERS
+
+
+def carriers(state: RoundState, now_s: float) -> list[Member]:
+    """The peers that may take our contribution for the round to come, the best first: the expected opener, which plans that round,
+    then others in an order that differs from leaver to leaver. They must be reachable, and the surest ones have our head already.
+    """
+    patience_s, opener, me = idle_patience_s(state), base_opener(state), state.config.me.peer
+    ready = {view.peer for view in caught_up(state, now_s)}
+    able = [
+        view
+        for view in state.peers.values()
+        if view.is_inbound_reachable and view.head is not None and is_alive(state, view.peer, now_s, patience_s)
+    ]
+    drawn = {peer: sha256(f"carrier {me} {peer}".encode()).digest() for peer in [view.peer for view in able]}
+    able.sort(key=lambda view: (view.peer not in ready, view.peer != opener, drawn[view.peer]))
+    return [view.member for view in able if view.member is not None]
 
 
 def expected_tokens(state: RoundState, members: Iterable[PeerId]) -> list[int]:

@@ -18,7 +18,7 @@ from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
 from protocol.rounds.bad_results import unusable
 from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem, with_leaves
-from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
+from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
@@ -458,14 +458,14 @@ def is_owed_bytes(state: RoundState, now_s: float, asked_s: float) -> bool:
     return leader == me or is_suspected(state, leader, now_s) or now_s - asked_s < NOTICED_WITHIN_S
 
 
-def leave_ordered(state: RoundState) -> RoundStep:
+def leave_ordered(state: RoundState, event: LeaveOrdered) -> RoundStep:
     """The owner wants to go: nothing is acked or promised from here on, and that is on disk before it is announced."""
     if state.is_leaving:
         return RoundStep(state, remark="leaving already")
-    opened = replace(state.open, leading=None, gathering=None)
+    opened, base = replace(state.open, leading=None, gathering=None), state.link.commit
     # A peer that does not know all its votes on this base must stay in its electorate: it may have helped to decide it.
     promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
-    leave = Leave(state.config.me, state.config.unit, state.link.commit, promised, opened.acked)
+    leave = Leave(state.config.me, state.config.unit, base, promised, opened.acked, event.carrier_on(base))
     state = replace(state, is_leaving=True, open=opened)
     return RoundStep(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
 

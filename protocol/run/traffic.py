@@ -10,9 +10,35 @@ from math import ceil, floor
 from typing import Final
 
 from protocol.kinds.codec_table import CODECS
+from protocol.rounds.messages.bounds import MAX_CHUNKS
 
 MOST_INTERVAL_S: Final = 86_400.0
 """The longest interval that a manifest may name: a day."""
+
+
+MOST_CHUNK_ELEMENTS: Final = 1 << 17
+"""Values of a chunk: a newcomer fetches a state chunk by chunk, with its momentum, and each is one frame of a stream."""
+
+
+def chunks_problem(num_values: int, chunk_elements: int) -> tuple[str, str] | None:
+    """Why no round, or no join, of a run could succeed, and a number with which they would; None if nothing is wrong.
+
+    Args:
+        num_values: of its largest unit.
+        chunk_elements: values of a chunk.
+    """
+    named = f"round.chunk_elements is {chunk_elements}"
+    if chunk_elements > MOST_CHUNK_ELEMENTS:
+        why = "no newcomer could fetch the state, of which each chunk is one frame"
+        return f"{named}: {why}", f"at most {MOST_CHUNK_ELEMENTS}"
+    num_chunks, least = -(-num_values // chunk_elements), -(-num_values // MAX_CHUNKS)
+    if num_chunks <= MAX_CHUNKS:
+        return None
+    found = f"{named}, and {num_values} values averaged at once have {num_chunks} chunks: no round could name them"
+    if least > MOST_CHUNK_ELEMENTS:
+        most = MAX_CHUNKS * MOST_CHUNK_ELEMENTS
+        return found, f"at most {most} values of a unit, as the stages of a pipeline have"
+    return found, f"at least {least}"
 
 
 def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:

@@ -30,6 +30,7 @@ BACK_LIMIT_S: Final = 90.0
 NEXT_ROUND_LIMIT_S: Final = 90.0
 POINT_LIMIT_S: Final = 60.0
 HOST_LIMIT_S: Final = 20.0
+LEAVE_LIMIT_S: Final = 40.0
 JUST_NOW_S: Final = 1.0
 """A round that was proposed so long ago is still in time for a strike."""
 NEWER_ROUNDS: Final = 1000
@@ -126,6 +127,8 @@ class Stage:
         back = self._see_through(trial, victim, opening)
         self._judge_round(trial, victim, opening)
         if fault.ends_daemon:
+            if fault.means == "leave":
+                victim.running.process.wait(timeout=LEAVE_LIMIT_S)
             kill_all_of(victim.running)
             started_s = self._swarm.start_peer(victim.number).running.started_unix_s
             back = _Return(trial, started_s, self._survivors_index(victim))
@@ -355,7 +358,7 @@ def strike(means: Means, victim: BenchPeer, targets: list[int]) -> float:
     struck_s = time.time()
     if means == "cut":
         victim.place.cut()
-    number = {"freeze": signal.SIGSTOP, "leave": signal.SIGINT}.get(means, signal.SIGKILL)
+    number = {"freeze": signal.SIGSTOP, "leave": signal.SIGTERM}.get(means, signal.SIGKILL)
     for pid in targets if means != "cut" else ():
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -7,16 +7,18 @@ Peers train slowly and send slowly, so that an exchange lasts long enough to be 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from tests.benchmarks.fault_trials import Fault, Stage, Trial
+from tests.benchmarks.fault_trials import LEAVE_LIMIT_S, NEXT_ROUND_LIMIT_S, Fault, Stage, Trial, strike
 from tests.benchmarks.faults import open_stage
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.points import Point
 from tests.benchmarks.processes import open_children
+from tests.benchmarks.swarm import wait_until
 from tests.e2e.forked_children import ForkedChildren
 from tests.forked import Forked
 
@@ -60,7 +62,7 @@ def test_a_frozen_peer_that_wakes_up_is_counted_again_within_rounds_and_makes_no
     assert trial.rounds_to_count <= ROUNDS_TO_BE_BACK
 
 
-def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_says_goodbye_while_its_rounds_still_run(
+def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_stays_for_it_and_says_goodbye(
     stage: Stage,
 ) -> None:
     trial = _judged(stage, stage.run(Fault("asked to leave", "leave")))
@@ -74,6 +76,31 @@ def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_says_goodbye_whi
         if peer is not victim and line.text == f"{victim.short} left"
     ]
     assert heard, "nobody heard its goodbye"
+    assert victim.peer_id in stage.watch.rounds[trial.index].members, "it did not stay for the round"
+
+
+def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next_one(stage: Stage) -> None:
+    stage.await_return()
+    watch, victim = stage.watch, stage.watch.swarm.peers[2]
+
+    def is_between_rounds() -> bool:
+        watch.look()
+        status = watch.heads[victim.number]
+        return status.tokens_ready > 0 and status.round_waiting.startswith("training")
+
+    assert wait_until(is_between_rounds, NEXT_ROUND_LIMIT_S), "it trained nothing between two rounds"
+    index, struck_s = watch.index_of(victim), time.time()
+    strike("leave", victim, [victim.running.process.pid])
+    victim.running.process.wait(timeout=LEAVE_LIMIT_S)
+
+    def is_committed() -> bool:
+        watch.look()
+        return index + 1 in watch.rounds
+
+    assert wait_until(is_committed, NEXT_ROUND_LIMIT_S), "the others made no round"
+    said = [line.text for line in victim.log.since(struck_s)]
+    assert victim.peer_id in watch.rounds[index + 1].members, said
+    watch.swarm.start_peer(victim.number)
 
 
 def test_an_opener_that_dies_with_its_ack_on_disk_leaves_one_certificate(stage: Stage) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import trio
+
 from averaging.network.memory.memory_network import LinkSpeed
+from averaging.rounds.parting import PARTING_S
+from averaging.rounds.unit_service import LEAVE_WITHIN_S
 from protocol.rounds.orders import BeginExchange
+from tests.simulation import accounting
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario
 
 NUM_CHANGES = 4
+NUM_MOMENTS = 10
+THIN_BYTES_PER_S = 2_000.0
 GONE_S = 10.0
 """So long everybody who is missing must refuse connections before the others go on without a quorum."""
 
@@ -71,6 +78,43 @@ async def only_newcomers_stay(scene: Scene) -> None:
         await scene.sleep(scene.chooser.choice((0.0, 0.0, 0.2)))
     await scene.until(lambda: all(node.has_left for node in founders), "four goodbyes")
     await scene.rounds(2, (one, two), within_s=PATIENCE_S + 3 * scene.world.profile.longest_interval_s)
+
+
+@scenario(5, replace(CALM, num_elements=1024), is_even=True)
+async def asked_to_go_at_ten_moments(scene: Scene) -> None:
+    """At ten moments of a round one of five is asked to go, and has five seconds. A commit counts what it had trained until then,
+    at nine moments or more. An upload takes a third of the round, so some of the moments lie in its exchange.
+    """
+    await scene.everybody_votes()
+    for node in scene.nodes:
+        scene.world.swarm.speeds[node.peer] = LinkSpeed(0.05, THIN_BYTES_PER_S)
+    await scene.rounds(2)
+    found = [await _counted_after_going(scene, (number + 0.5) / NUM_MOMENTS) for number in range(NUM_MOMENTS)]
+    scene.world.swarm.speeds.clear()
+    shares = " ".join(f"{share:.2f}" for share in found)
+    scene.world.trace.add(f"counted at ten moments: {shares}")
+    expect(sum(share == 1.0 for share in found) >= NUM_MOMENTS - 1, f"the work of nine of ten counts; it was {shares}")
+
+
+async def _counted_after_going(scene: Scene, moment: float) -> float:
+    """Ask a peer to go at this moment, as a share of a round. Returns the share of its ready work that is counted."""
+    leaver = scene.chooser.choice(scene.world.live_nodes())
+    await scene.back(leaver, within=100)
+    index = leaver.index
+    await scene.until(lambda: leaver.head is not None and leaver.index > index, "a commit")
+    await scene.sleep(moment * scene.world.profile.round_s)
+    trainer = leaver.trainer
+    ready = list(trainer.ready) if trainer is not None else []
+    asked_s = trio.current_time()
+    leaver.leave()
+    await scene.until(lambda: leaver.has_left, "a goodbye")
+    expect(trio.current_time() - asked_s <= PARTING_S + LEAVE_WITHIN_S, "it goes in time")
+    others = scene.without(leaver)
+    await scene.rounds(2, others)
+    head = scene.state(max(others, key=lambda node: node.index)).link.commit
+    counted = scene.world.observed.counted(leaver.peer, head)
+    scene.boot(leaver)
+    return accounting.count(accounting.overlap(ready, accounting.union(counted))) / max(1, accounting.count(ready))
 
 
 @scenario(5)

@@ -14,6 +14,7 @@ import trio
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.exchange.contribution_sender import END, OFFER, SEND_ON
 from averaging.rounds.exchange.exchange_context import ExchangeContext
+from averaging.rounds.exchange.hash_frames import send_known, whole_hello
 from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.exchange.reduction import Reduction
 from averaging.rounds.traffic.batches import BATCH_BYTES, CHUNK_HEAD, Batch, split_batch
@@ -27,6 +28,10 @@ from protocol.rounds.messages.wire import decode_body
 
 AT_ONCE_BYTES: Final = BATCH_BYTES
 """Up to this size a frame is hashed in the event loop: a thread would cost more than the hashing."""
+
+
+AT_ONCE_HASHES: Final = 1 << 13
+"""Up to so many chunk hashes are checked in the event loop."""
 
 
 class Receiving:
@@ -47,7 +52,7 @@ class Receiving:
             RemoteProtocolError: its data does not fit. Chunks that were already checked are kept, the others are dropped.
             TransportError: the stream broke.
         """
-        former = self._ahead.pop((sender, reduction.part.first_chunk), None)
+        former = self._ahead.pop((sender, reduction.part.first_chunk), None) if not hello.carried else None
         if former is not None:
             former.cancel()
         if not hello.contribution:
@@ -61,19 +66,25 @@ class Receiving:
                 if not hello.contribution:
                     await self._take_nothing(sender, hello, reduction, stream)
                     return
-                offer = self._admit(proposal, sender, hello, reduction)
+                offer = await self._admit(proposal, sender, hello, reduction, stream)
             else:
-                offer = self._admit(proposal, sender, hello, reduction)
+                offer = await self._admit(proposal, sender, hello, reduction, stream)
                 numbers = range(reduction.part.first_chunk, reduction.part.stop_chunk)
-                await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
+                await send_known(stream, bytes(chunk in offer.chunks for chunk in numbers))
             for batch in ahead:
                 await self._take_batch(proposal, reduction, offer, batch)
             await self._take_chunks(proposal, reduction, offer, stream, moving)
 
-    def _admit(
-        self, proposal: Proposal, sender: PeerId, hello: ExchangeHello, reduction: Reduction
+    async def _admit(
+        self, proposal: Proposal, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream
     ) -> OfferedContribution:
-        offer = self._offers.admit(sender, proposal, reduction.part, hello)
+        part = reduction.part
+        num_chunks = part.stop_chunk - part.first_chunk
+        hello = await whole_hello(hello, num_chunks, stream.receive_frame)
+        root = None
+        if num_chunks > AT_ONCE_HASHES:
+            root = await self._tools.offload.run(partial(self._offers.root_in, part, hello))
+        offer = self._offers.admit(sender, proposal, part, hello, root)
         reduction.set_present(sender)
         return offer
 

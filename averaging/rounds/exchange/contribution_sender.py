@@ -13,6 +13,7 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.exchange.exchange_context import ExchangeContext
+from averaging.rounds.exchange.hash_frames import receive_known, send_hello
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.traffic.batches import CHUNK_HEAD
 from averaging.rounds.traffic.contribution import EncodedContribution, hello_before, hello_of
@@ -22,6 +23,7 @@ from averaging.rounds.traffic.upload_meter import UploadMeter
 from protocol.errors import RemoteProtocolError, TransportError
 from protocol.ids import short
 from protocol.rounds.messages.messages import Proposal, SliceSpec
+from protocol.rounds.messages.requests import ExchangeHello
 from protocol.rounds.messages.wire import encode_body
 
 END: Final = b"E"
@@ -106,12 +108,12 @@ class Scattering:
 
     async def _send_whole(self, proposal: Proposal, part: SliceSpec, stream: Stream) -> None:
         mine = self.contribution
-        await stream.send_frame(self._hello(proposal, part))
-        held = await stream.receive_frame()
-        if held is None:
-            raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
+        await send_hello(stream, self._hello(proposal, part))
         if mine is None:
+            if await stream.receive_frame() is None:
+                raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
             return
+        held = await receive_known(part.stop_chunk - part.first_chunk, stream.receive_frame)
         wanted: list[int] = []
         for position, chunk in enumerate(range(part.first_chunk, part.stop_chunk)):
             if position < len(held) and held[position]:
@@ -139,7 +141,7 @@ class Scattering:
             nonlocal is_said
             is_said = True
             await stream.send_frame(OFFER)
-            await stream.send_frame(self._hello(proposal, part))
+            await send_hello(stream, self._hello(proposal, part))
 
         async def ready(run: range) -> bool:
             if self.is_known.is_set() and not is_said:
@@ -154,8 +156,8 @@ class Scattering:
                 await say()
         return True
 
-    def _hello(self, proposal: Proposal, part: SliceSpec) -> bytes:
-        return encode_body(hello_of(proposal, part, self.contribution, no_part=self._no_part))
+    def _hello(self, proposal: Proposal, part: SliceSpec) -> ExchangeHello:
+        return hello_of(proposal, part, self.contribution, no_part=self._no_part)
 
     async def _send(
         self,

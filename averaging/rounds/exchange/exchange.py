@@ -7,7 +7,7 @@ So a peer without inbound connections takes part fully. There are two quantisati
     reducer -> member    bitmap of the chunks of this slice that it has
     member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
                          (while the contribution is still being encoded the hello says so, the answer is "S"; after some chunks
-                         "O" and a hello with the hashes follow)
+                         "O" and a hello with the hashes follow; hashes that do not fit into a hello follow in frames)
     reducer -> member    signed ResultHeader to the attempt's leader, ResultRef to others
     member  -> reducer   "N" to get the chunks, with the number of the first ones that it has; "H" when it has all of them
     reducer -> member    the chunks in order, some in each frame
@@ -30,11 +30,12 @@ import trio
 from averaging.arithmetic.batched_codec import run_chunks, span_bytes
 from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.network.seams.interfaces import Stream
+from averaging.rounds.exchange.carrier import Carrier
 from averaging.rounds.exchange.contribution_receiver import Receiving
 from averaging.rounds.exchange.contribution_sender import Scattering
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
-from averaging.rounds.exchange.reduction import Reduction, SliceResult
+from averaging.rounds.exchange.reduction import Reduction, SliceResult, bringing
 from averaging.rounds.exchange.result_receiver import RefusedResult, take_result
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.lineage.next_state import SliceBytes
@@ -110,6 +111,7 @@ class Exchange:
         self._sending = Scattering(tools, last_upload_s)
         self.arrivals = Arrivals()
         self._receiving = Receiving(tools, offers, self.arrivals.came)
+        self._carrier = Carrier(tools, EXCHANGE_CHANNEL, ())
         self._fair_results = FairSending()
         results = tools.result_codec, tools.grid
         self._results = SlotBuffer(len(span_bytes(*results, 0, tools.grid.num_chunks)))
@@ -135,6 +137,7 @@ class Exchange:
         """Run until cancelled."""
         self._began_s = trio.current_time()
         self._sending.upload.begin(self._began_s)
+        self._carrier = Carrier(self._tools, EXCHANGE_CHANNEL, self._offers.carried_in(self.proposal))
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -294,21 +297,23 @@ class Exchange:
             TransportError: the attempt ended before the slice closed.
         """
         stream.count_as(self.proposal.unit, self._offers.codec.name)
-        reduction = self._reductions.get(hello.first_chunk)
-        if reduction is None or self.proposal.member(sender) is None:
+        reduction, owner = self._reductions.get(hello.first_chunk), self._offers.owner(sender, hello)
+        if reduction is None or not all(map(self.proposal.member, (sender, owner))):
             raise RemoteProtocolError(
                 f"{short(sender)} asks for slice {hello.first_chunk}", "a member and a slice of ours"
             )
-        with trio.CancelScope() as scope:
+        with trio.CancelScope() as scope, bringing(reduction, owner, is_carried=hello.carried):
             self._taking.add(scope)
             try:
-                await self._receiving.take(self.proposal, sender, hello, reduction, stream)
+                await self._receiving.take(self.proposal, owner, hello, reduction, stream)
             except (RemoteProtocolError, VersionError) as error:
                 reduction.set_refused(sender, error)
                 raise
             finally:
                 self._taking.discard(scope)
         reduction.wake()
+        if hello.carried:
+            return  # its carrier takes the result on a stream of its own
         await reduction.closed.wait()
         if reduction.result is None or scope.cancelled_caught:
             raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
@@ -345,21 +350,22 @@ class Exchange:
     async def _trade(self, part: SliceSpec) -> None:
         """Send our chunks to a reducer and take its result. Try again while the attempt lasts, after a refused result once."""
         num_refused = 0
-        while True:
-            try:
-                if await self._trade_once(part):
-                    return
-                await self._sending.has_begun.wait()
-                continue
-            except TransportError as error:
-                log.debug("exchange_stream_broke", reducer=peer_name(part.reducer), reason=error.one_line())
-                self._tools.probe(part.reducer)
-            except PotluckError as error:
-                log.warning("exchange_refused", reducer=peer_name(part.reducer), reason=error.one_line())
-                num_refused += isinstance(error, RefusedResult)
-                if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
-                    return  # ends the wait for this stream: the bytes are asked for elsewhere
-            await trio.sleep(RETRY_AFTER_S)
+        async with self._carrier.bringing(self.proposal, part):
+            while True:
+                try:
+                    if await self._trade_once(part):
+                        return
+                    await self._sending.has_begun.wait()
+                    continue
+                except TransportError as error:
+                    log.debug("exchange_stream_broke", reducer=peer_name(part.reducer), reason=error.one_line())
+                    self._tools.probe(part.reducer)
+                except PotluckError as error:
+                    log.warning("exchange_refused", reducer=peer_name(part.reducer), reason=error.one_line())
+                    num_refused += isinstance(error, RefusedResult)
+                    if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
+                        return  # ends the wait for this stream: the bytes are asked for elsewhere
+                await trio.sleep(RETRY_AFTER_S)
 
     async def _trade_once(self, part: SliceSpec) -> bool:
         """Whether the slice is done. The stream is opened while our delta is still being made, and closed again if that takes

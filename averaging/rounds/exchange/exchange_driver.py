@@ -17,6 +17,7 @@ import trio
 from averaging.arithmetic.batched_codec import runs_in
 from averaging.arithmetic.error_feedback import FedDelta
 from averaging.network.seams.interfaces import BegunFile, NoPart, Snapshot, Stream
+from averaging.rounds.exchange.carrier import take_carried
 from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
@@ -36,11 +37,12 @@ from averaging.rounds.traffic.spans import spanned
 from averaging.state.log_entries import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId, Root
+from protocol.merkle import MerkleTree
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.rounds.messages.claim import encode_claim
 from protocol.rounds.messages.messages import Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot
-from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.requests import CarryHello, ContributionHeader, ExchangeHello
 from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
 from protocol.rounds.state import RoundConfig
 
@@ -389,6 +391,26 @@ class ExchangeDriver:
             if not exchange.is_over:
                 self._probe(sender)
             raise
+
+    async def carry(self, sender: PeerId, hello: CarryHello, stream: Stream) -> None:
+        """Take the contribution of a peer that leaves, to bring it into the round on our head.
+
+        Raises:
+            RemoteProtocolError: bytes that do not fit. TransportError: our head is another commit, or there is no room.
+        """
+        with trio.move_on_after(WAIT_FOR_PROPOSAL_S):
+            while self._chain.head.commit != hello.base:
+                await self.changes.wait()
+        if self._chain.head.commit != hello.base:
+            raise TransportError(
+                "a contribution on another commit than our head", "one on the head", "ask another peer"
+            )
+        self._at(hello.base)
+        if self._offers is not None:
+            over, grid = self._tools.offload.run, self._chain.tools.grid
+            await take_carried(
+                self._offers, grid, lambda hashes: over(partial(MerkleTree.over, hashes)), sender, hello, stream
+            )
 
     async def _exchange_of(self, hello: ExchangeHello) -> Exchange:
         named = (hello.base, hello.ballot)

@@ -8,21 +8,27 @@ Rules: R9 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from averaging.codecs import Codec
+from averaging.rounds.exchange.carried_contribution import CarriedContribution
 from averaging.rounds.traffic.batches import Batch
 from averaging.rounds.traffic.contribution import EncodedContribution, split_hashes
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, TransportError
 from protocol.identity.envelope import open_envelope, seal_of
 from protocol.identity.identity import Verifier
-from protocol.ids import HASH_BYTES, PeerId, RunId
+from protocol.ids import HASH_BYTES, PeerId, Root, RunId
 from protocol.merkle import leaf_hash, range_root
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.claim import decode_claim
-from protocol.rounds.messages.messages import Proposal, SliceSpec
-from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.messages import Member, Proposal, SliceSpec
+from protocol.rounds.messages.requests import CarryHello, ContributionHeader, ExchangeHello
 from protocol.tensors.tensor_schema import ChunkGrid
+
+MAX_CARRIED: Final = 4
+"""Contributions of leavers that a peer keeps for a round, each as large as its own. A leaver that is refused asks another peer."""
 
 
 @dataclass
@@ -34,6 +40,16 @@ class OfferedContribution:
     credential: bytes = b""
     hashes: dict[int, bytes] = field(default_factory=dict)
     chunks: dict[int, bytes | memoryview] = field(default_factory=dict)
+
+    @property
+    def member(self) -> Member:
+        """The process that offers it."""
+        return self.header.member
+
+    @property
+    def root(self) -> Root:
+        """Of all its chunks."""
+        return self.header.root
 
     def has(self, part: SliceSpec) -> bool:
         """Whether the whole slice is here."""
@@ -58,28 +74,43 @@ class Offers:
         self._grid = grid
         self._voters = voters
         self._offers: dict[PeerId, OfferedContribution] = {}
+        self._carried: dict[PeerId, CarriedContribution] = {}
 
-    def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> OfferedContribution:
+    def admit(
+        self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello, root: Root | None = None
+    ) -> OfferedContribution:
         """Check a member's hello for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
+
+        Args:
+            root: as `root_in` made it of this hello, if it was made already.
 
         Raises:
             RemoteProtocolError: anything that does not fit; the stream is reset.
         """
         offer = self._headed(sender, proposal, hello.contribution)
-        self._let_in(sender, offer, hello.credential)
-        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
-        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
-        if range_root(self._grid.num_chunks, part.first_chunk, hashes, path) != offer.header.root:
+        self._require_admission(sender, hello.credential)
+        offer.credential = hello.credential
+        if (root or self.root_in(part, hello)) != offer.header.root:
             raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
+        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
         offer.hashes.update(enumerate(hashes, part.first_chunk))
         self._offers[sender] = offer
         return offer
 
-    def _let_in(self, sender: PeerId, offer: OfferedContribution, credential: bytes) -> None:
+    def root_in(self, part: SliceSpec, hello: ExchangeHello) -> Root:
+        """The root that a slice's chunk hashes make with their path; may run in a thread.
+
+        Raises:
+            RemoteProtocolError: not one hash for each chunk, or a path of another length.
+        """
+        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
+        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
+        return range_root(self._grid.num_chunks, part.first_chunk, hashes, path)
+
+    def _require_admission(self, sender: PeerId, credential: bytes) -> None:
         must_show = self._voters is not None and sender not in self._voters
         if must_show and not self._verifier.admits(credential, sender, self._run_id):
             raise RemoteProtocolError(f"a contribution of {sender} without its admission", "its credential")
-        offer.credential = credential
 
     def admit_own(self, me: PeerId, proposal: Proposal, mine: EncodedContribution) -> OfferedContribution:
         """Our own contribution, with the hashes of all of its chunks. Raises as `admit`."""
@@ -93,11 +124,8 @@ class Offers:
         """The offer of a signed header; one root per session. A restarted peer may offer again, in an attempt that names its new
         session. Chunks of its earlier session do not count then.
         """
-        envelope = open_envelope(
-            signed, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
-        )
-        header = decode_claim(envelope.payload)
-        if envelope.sender != sender or header.member != proposal.member(sender):
+        signer, header = self._opened(signed)
+        if signer != sender or header.member != proposal.member(sender):
             raise RemoteProtocolError(
                 f"a contribution of {header.member.peer} from {sender}", "the member's own, of its session"
             )
@@ -109,6 +137,64 @@ class Offers:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
             return known
         return OfferedContribution(header, seal_of(signed))
+
+    def _opened(self, signed: bytes) -> tuple[PeerId, ContributionHeader]:
+        """The signer of a claim, and the claim."""
+        envelope = open_envelope(
+            signed, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
+        )
+        return envelope.sender, decode_claim(envelope.payload)
+
+    def owner(self, sender: PeerId, hello: ExchangeHello) -> PeerId:
+        """The peer whose contribution a hello opens: its sender, or the leaver that signed what the sender carries. Raises as
+        `open_envelope`.
+        """
+        return self._opened(hello.contribution)[0] if hello.carried else sender
+
+    # --- of leavers -----------------------------------------------------------------------------------------------------------
+
+    def begin_carried(self, sender: PeerId, hello: CarryHello) -> CarriedContribution:
+        """The memory for a leaver's contribution, which it is about to send us; the same one if it sends it again.
+
+        Raises:
+            RemoteProtocolError: it does not fit the unit, the base or what the leaver offered before. TransportError: no room.
+        """
+        signer, header = self._opened(hello.contribution)
+        if signer != sender or header.member.peer != sender:
+            raise RemoteProtocolError(f"a contribution of {header.member.peer} from {sender}", "the leaver's own")
+        if (header.unit, header.base, header.codec) != (hello.unit, hello.base, self.codec.name):
+            raise RemoteProtocolError("a contribution to another round or in another codec", "one on our head")
+        known, offer = self._carried.get(sender), self._offers.get(sender)
+        for other in (known, offer):
+            if other is not None and other.member == header.member and other.root != header.root:
+                raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whoever brings it")
+        if known is not None and known.member == header.member:
+            return known
+        self._require_admission(sender, hello.credential)
+        if known is None and len(self._carried) >= MAX_CARRIED:
+            raise TransportError(
+                f"{MAX_CARRIED} contributions of leavers are here", "room for one more", "ask another peer"
+            )
+        carried = CarriedContribution(hello.contribution, hello.credential, header, self.codec, self._grid)
+        self._carried[sender] = carried
+        return carried
+
+    def carried_in(self, proposal: Proposal) -> Sequence[CarriedContribution]:
+        """The contributions that we carry into this attempt, which names the processes that made them. They are on offer here."""
+        found = [
+            each
+            for each in self._carried.values()
+            if each.is_known and proposal.member(each.member.peer) == each.member
+        ]
+        for each in found:
+            offer = self._headed(each.member.peer, proposal, each.header)
+            offer.credential = each.credential
+            offer.hashes.update(enumerate(each.tree.levels[0]))
+            offer.chunks.update((chunk, each.chunks[chunk]) for chunk in each.here if chunk not in offer.chunks)
+            self._offers[each.member.peer] = offer
+        return found
+
+    # --- chunks ---------------------------------------------------------------------------------------------------------------
 
     def check_batch(self, offer: OfferedContribution, batch: Batch) -> None:
         """Check that these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""

@@ -10,7 +10,8 @@ Rules: R10 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum, inf
@@ -98,8 +99,13 @@ class Reduction:
         self._result_codec = means.result_codec
         self._grid = grid = means.grid
         self._means = means
-        self._absent: dict[PeerId, Omission] = {}
+        self.left_out: dict[PeerId, Omission] = {}
+        """The members that nobody waits for, and why."""
+
         self._refused: dict[PeerId, Omission] = {}
+        self.carried: dict[PeerId, Omission | None] = {}
+        """The leavers whose carriers are bringing their chunks now, with the reason for which nobody would wait for them otherwise."""
+
         self._changed = trio.Event()
         self._waiting = trio.CancelScope(deadline=-inf)
         self._began_s = 0.0
@@ -135,9 +141,13 @@ class Reduction:
         return self._room.take(num_bytes)
 
     def set_absent(self, peer: PeerId, reason: str, code: OmissionCode = OmissionCode.GONE) -> None:
-        """Stop waiting for a member: it offers nothing, or is suspected."""
-        self._absent.setdefault(peer, Omission(peer, reason, code))
-        self.wake()
+        """Stop waiting for a member: it offers nothing, or is suspected. Not while its carrier brings its chunks."""
+        absent = Omission(peer, reason, code)
+        if peer in self.carried:
+            self.carried[peer] = absent
+        else:
+            self.left_out.setdefault(peer, absent)
+            self.wake()
 
     def set_refused(self, peer: PeerId, error: PotluckError) -> None:
         """Note why something that a member sent was refused. The member may still send correct data until the slice closes;
@@ -148,7 +158,7 @@ class Reduction:
 
     def set_present(self, peer: PeerId) -> None:
         """A suspect answered again: wait for it as for any member."""
-        self._absent.pop(peer, None)
+        self.left_out.pop(peer, None)
 
     def close(self) -> None:
         """Close the slice, with its result or given up without one."""
@@ -162,7 +172,7 @@ class Reduction:
 
     def _is_settled(self, peer: PeerId) -> bool:
         offer = self._offers.get(peer)
-        return peer in self._absent or (offer is not None and offer.has(self.part))
+        return peer in self.left_out or (offer is not None and offer.has(self.part))
 
     async def wait_ready(self, within_s: float) -> None:
         """Return when every member's chunks are here or the member is accounted for, or at the deadline with at least one member
@@ -199,7 +209,7 @@ class Reduction:
         batch = _new(offer, batch)
         offer.chunks.update(batch)
         self._count(offer, len(batch))
-        expected = sorted(member.peer for member in self._proposal.members if member.peer not in self._absent)
+        expected = sorted(member.peer for member in self._proposal.members if member.peer not in self.left_out)
         counted: list[tuple[PeerId, OfferedContribution]] = []
         for peer in expected:
             theirs = self._offers.get(peer)
@@ -231,7 +241,7 @@ class Reduction:
             self.nearly_in.set()
 
     def _has_nearly_all(self, peer: PeerId, few: float) -> bool:
-        if peer in self._absent:
+        if peer in self.left_out:
             return True
         offer, num_left = self._num_left.get(peer, (None, inf))
         if offer is None and self._is_settled(peer):
@@ -253,13 +263,13 @@ class Reduction:
                 return self._closed(*_each_lane_once(whole))
             except UndecodableError as error:
                 why = f"not decodable: {error}"
-                self._absent[error.peer] = Omission(error.peer, why, OmissionCode.REFUSED)
+                self.left_out[error.peer] = Omission(error.peer, why, OmissionCode.REFUSED)
                 whole = [(peer, offer) for peer, offer in whole if peer != error.peer]
         return None
 
     def without_contributions(self) -> ResultHeader:
         """The header that tells the leader that nothing was summed: the members waited for, and why each one is not counted."""
-        return self._header((), 0, Root(bytes(HASH_BYTES)), self._absent)
+        return self._header((), 0, Root(bytes(HASH_BYTES)), self.left_out)
 
     def _closed(self, counted: Counted, twice: Mapping[PeerId, Omission]) -> SliceResult:
         written = self._written_of(_names(counted))
@@ -269,7 +279,7 @@ class Reduction:
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted, written))
         sums = [early[chunk] for chunk in numbers]
         chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
-        absent = {**self._absent, **twice}
+        absent = {**self.left_out, **twice}
         header = replace(
             self._header(_included(counted, sums), sum(self._weights(counted)), merkle_root(hashes), absent),
             lost_ppm=lost_ppm(fsum(each.lost for each in sums), fsum(each.energy for each in sums)),
@@ -343,6 +353,23 @@ class Reduction:
             weight_sum=weight_sum,
             result_hash=result_hash,
         )
+
+
+@contextmanager
+def bringing(reduction: Reduction, peer: PeerId, *, is_carried: bool) -> Iterator[None]:
+    """A block in which a member's chunks come. A leaver that nobody waits for is waited for while its carrier brings them. A member
+    that is waited for anyway still is after it: anybody may claim to carry what another has signed.
+    """
+    if not is_carried:
+        yield
+        return
+    reduction.carried.setdefault(peer, reduction.left_out.get(peer))
+    try:
+        yield
+    finally:
+        absent = reduction.carried.pop(peer, None)
+        if absent is not None:
+            reduction.set_absent(absent.peer, absent.reason, OmissionCode(absent.code))
 
 
 def _new(offer: OfferedContribution, batch: Batch) -> Batch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -70,6 +70,25 @@ class EncodedContribution:
     def root(self) -> Root:
         """The Merkle root of the chunks."""
         return self.tree.root
+
+
+class Offered(Protocol):
+    """A contribution that a reducer can check: our own, or one that we carry for a leaver."""
+
+    @property
+    def header(self) -> bytes:
+        """Its claim, in the envelope that its member signed."""
+        ...
+
+    @property
+    def credential(self) -> bytes:
+        """Proof of its member's admission, where the base roster does not have it."""
+        ...
+
+    @property
+    def tree(self) -> MerkleTree:
+        """Over the leaf hashes of its chunks."""
+        ...
 
 
 def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
@@ -225,17 +244,17 @@ def result_root(chunks: Sequence[bytes | memoryview]) -> Root:
 
 
 def hello_of(
-    proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None, *, no_part: bool = False
+    proposal: Proposal, part: SliceSpec, mine: Offered | None, *, no_part: bool = False, carried: bool = False
 ) -> ExchangeHello:
-    """The hello that opens a stream to the reducer of a slice, with the hashes of our chunks. None offers nothing; with `no_part`
-    because nothing was asked for.
+    """The hello that opens a stream to the reducer of a slice, with the hashes of the contribution's chunks. None offers nothing; with
+    `no_part` because nothing was asked for. `carried`: the contribution is a leaver's.
     """
     named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
     if mine is None:
         return ExchangeHello(*named, b"", b"", no_part=no_part)
-    hashes = mine.hashes[part.first_chunk : part.stop_chunk]
-    path = mine.tree.path(part.first_chunk, part.stop_chunk)
-    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path), credential=mine.credential)
+    hashes = b"".join(mine.tree.levels[0][part.first_chunk : part.stop_chunk])
+    path = b"".join(mine.tree.path(part.first_chunk, part.stop_chunk))
+    return ExchangeHello(*named, mine.header, hashes, path, credential=mine.credential, carried=carried)
 
 
 def hello_before(proposal: Proposal, part: SliceSpec) -> ExchangeHello:

@@ -26,7 +26,8 @@ VOTE_BYTES: Final = KEY_BYTES + SEAL_BYTES
 MAX_RECORDED_VOTE_BYTES: Final = 1 << 17
 """A promise or a goodbye in its envelope, with the record that it names. A record of MAX_MEMBERS newcomers takes half of that."""
 
-MAX_CHUNKS: Final = 1 << 20
+MAX_CHUNKS: Final = 1 << 22
+"""Of a unit: with the longest default chunks 2.7e11 values."""
 
 LOST_ALL_PPM: Final = 1_000_000
 

@@ -4,7 +4,7 @@ A round is named `(unit, base)`, base being the commit id of its parent; the ind
 record and its parts stand in record.py. Each class checks its own bounds when made. The wire form is
 protocol/rounds/messages/wire.py and protocol/proto/round.proto.
 
-Rules: R1, R3, R4, R6, R7, R10, R11, R12, R13, R14, R15, R16, R18, R23 (protocol/rounds/RULES.md).
+Rules: R1, R3, R4, R6, R7, R8, R10, R11, R12, R13, R14, R15, R16, R18, R23 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -384,13 +384,17 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A graceful goodbye with the leaver's vote on its base (R3): what it promised and acked. It acks nothing there from now on."""
+    """A graceful goodbye with the leaver's vote on its base (R3): what it promised and acked. It acks nothing there from now on.
+
+    `carrier` is the process that keeps the leaver's contribution on this base for the round to come (R8); None where there is none.
+    """
 
     member: Member
     unit: UnitName
     base: CommitId
     promised: Ballot | None = None
     acked: AckedRecord | None = None
+    carrier: Member | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,13 @@ class ExchangeHello:
         contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result; LATER where
             it is still being encoded.
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
+        hashes_follow: whether they come in frames of their own instead, because the slice has more than fit into this message. An
+            older reducer refuses such a hello; between older peers such a slice could not be scattered at all.
         path: the hashes that lead from them to the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
         no_part: of a member that offers nothing, whether it was to bring nothing.
         credential: proof of our admission, where the base roster does not have us; empty otherwise.
+        carried: whether the contribution is that of a member that left, which its carrier brings (R8). Then the credential is the
+            leaver's.
     """
 
     unit: UnitName
@@ -80,10 +84,19 @@ class ExchangeHello:
     path: bytes = b""
     no_part: bool = False
     credential: bytes = b""
+    carried: bool = False
+    hashes_follow: bool = False
 
     def __post_init__(self) -> None:
         require_credential(self.credential)
+        require(not (self.hashes_follow and self.chunk_hashes), "chunk hashes here and in frames", "one of the two")
         require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
+        is_whole = self.contribution not in (b"", LATER)
+        require(
+            is_whole or not self.carried,
+            "a carried contribution without its header",
+            "the header that the leaver signed",
+        )
 
     @property
     def follows(self) -> bool:
@@ -99,6 +112,25 @@ class ExchangeHello:
     def why_nothing(self) -> str:
         """The reason of a member that offers nothing."""
         return NO_PART if self.no_part else NOTHING_TO_OFFER
+
+
+@dataclass(frozen=True, slots=True)
+class CarryHello:
+    """Opens a leaver's stream to the peer that is to bring its contribution into the round to come (R8).
+
+    Attributes:
+        contribution: the signed ContributionHeader.
+        credential: proof of the leaver's admission, where the base roster does not have it; empty otherwise.
+    """
+
+    unit: UnitName
+    base: CommitId
+    contribution: bytes
+    credential: bytes = b""
+
+    def __post_init__(self) -> None:
+        require_hash("base", self.base)
+        require_credential(self.credential)
 
 
 @dataclass(frozen=True, slots=True)

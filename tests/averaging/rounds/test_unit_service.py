@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.lineage.round_reports import RoundCommitted, TaskFailed
+from averaging.rounds.parting import PARTING_S, STAYS_WITHIN_S
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, ask_generation, fetch_commits, fetch_result
-from averaging.rounds.unit_service import LEAVE_WITHIN_S, STAYS_WITHIN_S
+from averaging.rounds.unit_service import LEAVE_WITHIN_S
 from averaging.storage.memory_storage import UNBOUNDED_BYTES
 from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, seal
@@ -398,7 +399,7 @@ async def test_leaving_returns_when_everybody_has_heard_and_binds_on_disk(autoju
     ("trouble", "within_s", "is_heard"),
     [
         ("a member is cut off", LEAVE_WITHIN_S, True),
-        ("nothing can be signed", LEAVE_WITHIN_S, False),
+        ("nothing can be signed", PARTING_S + LEAVE_WITHIN_S, False),
         ("the disk is full", 0.1, False),
     ],
 )

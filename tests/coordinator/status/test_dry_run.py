@@ -123,6 +123,11 @@ LONG = '\n[[evaluate]]\nname = "long"\nfile = "long.jsonl"\n'
             "target_tokens = 50",
             r"round\.target_tokens is 50; expected at least inner\.batch_tokens, 64",
         ),
+        (
+            "chunk_elements = 256",
+            "chunk_elements = 262144",
+            r"round\.chunk_elements is 262144: no newcomer could fetch the state.*; expected at most 131072",
+        ),
         ("texts/*.txt", "nowhere/*.txt", "matches nothing"),
         (TEXTS, CHATS, r"broken\.jinja fails: unexpected"),
         (MODEL, MODEL.replace("[model]", "[model]\nvocab_size = 300").replace(TEXTS, CHATS + BPE), "fails: unexpected"),

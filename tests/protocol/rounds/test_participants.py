@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
-from protocol.rounds.events import RoundTicked
-from protocol.rounds.messages.messages import Heartbeat, Promise, Proposal, ResultReady
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.events import LeaveOrdered, PeerLost, Progressed, RoundTicked
+from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.messages import Heartbeat, Leave, Promise, Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot, CommitRecord, Omission, OmissionCode
+from protocol.rounds.orders import LogLeave, PrepareContribution
 from protocol.rounds.participants import (
     LEAST_FOLLOWER_S,
     NUM_ROUNDS_DOUBTED,
     NUM_ROUNDS_IMPATIENT,
     attempt_s,
+    brought_before,
+    carriers,
     doubting,
     doubting_leader,
+    has_room_for_leave,
     is_doubted,
     proposed_within_s,
     reduce_within_s,
@@ -22,7 +29,7 @@ from protocol.rounds.participants import (
 )
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
-from protocol.rounds.state import Leading, PeerView, RoundState
+from protocol.rounds.state import Leading, PeerView, RoundState, SignedLeave
 from tests.protocol.rounds.made_commits import signed_record
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
 
@@ -326,3 +333,155 @@ def test_a_leader_whose_attempt_took_far_too_long_and_came_to_nothing_has_the_us
     assert is_doubted(doubtful, proposal.ballot.peer)
     assert attempt_s(doubtful, proposal) < 30.0
     assert not is_doubted(doubtful, seat.peer)
+
+
+# --- a peer that leaves before the round --------------------------------------------------------------------------------------
+
+
+def _leave(leaver: Seat, carrier: Seat | None) -> Leave:
+    return Leave(leaver.member, UNIT, leaver.head.commit, carrier=None if carrier is None else carrier.member)
+
+
+def _told_of_a_leaver(*, carries: bool = True, num_founders: int | None = None) -> tuple[Table, Seat, Seat]:
+    """A table of four, its opener, and a peer that left before the round, with the opener as its carrier."""
+    table = Table(4, num_founders=num_founders)
+    acquaint(table)
+    opener = table.opener()
+    leaver = next(
+        seat for seat in reversed(table.others(opener)) if num_founders is None or seat.peer not in seat.head.roster
+    )
+    table.kill(leaver)
+    for seat in table.live():
+        seat.hear(leaver, _leave(leaver, opener if carries else None))
+    return table, opener, leaver
+
+
+def _first_proposal_of(table: Table, opener: Seat) -> Proposal:
+    table.run_until(lambda: bool(opener.sent(Proposal)), 120.0)
+    (proposal, *_) = opener.sent(Proposal)
+    assert isinstance(proposal, Proposal)
+    return proposal
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_a_leaver_is_a_member_of_the_next_round_if_a_peer_that_is_here_carries_its_contribution(carries: bool) -> None:
+    table, opener, leaver = _told_of_a_leaver(carries=carries)
+    proposal = _first_proposal_of(table, opener)
+    assert proposal.member(leaver.peer) == (leaver.member if carries else None)
+    assert leaver.peer not in {part.reducer for part in proposal.slices}
+
+
+def test_a_carrier_that_came_back_in_another_process_carries_nothing() -> None:
+    table, opener, leaver = _told_of_a_leaver()
+    carrier = table.others(opener)[0]
+    state = opener.state
+    leaves = {leaver.peer: SignedLeave(_leave(leaver, carrier), b"")}
+    state = replace(state, open=replace(state.open, leaves=MappingProxyType(leaves)))
+    led = Leading(Ballot(0, opener.peer), "collecting", 0.0)
+    here = {seat.peer: seat.member for seat in table.live()}
+    assert brought_before(state, led, here) == {leaver.peer: leaver.member}
+    here[carrier.peer] = replace(carrier.member, session=carrier.member.session + 1)
+    assert brought_before(state, led, here) == {}
+    assert brought_before(state, replace(led, lone_voters=(opener.peer,)), here) == {}, (
+        "a lone round asks all of its members"
+    )
+
+
+def test_a_leaver_that_has_come_back_takes_part_as_its_new_process() -> None:
+    table, opener, leaver = _told_of_a_leaver()
+    table.restart(leaver)
+    leaver.feed(Progressed(100, True))
+    opener.hear(leaver, heartbeat_of(leaver))
+    proposal = _first_proposal_of(table, opener)
+    assert proposal.member(leaver.peer) == leaver.member
+    assert leaver.member.session == 2
+
+
+def test_a_leaver_that_never_voted_does_not_vote_next_though_its_contribution_counts() -> None:
+    table, opener, leaver = _told_of_a_leaver(num_founders=3)
+    assert leaver.peer in opener.state.open.leaves
+    assert leaver.peer not in opener.head.roster
+    table.run_until(lambda: table.all_at(1), 120.0)
+    assert all(leaver.peer not in seat.head.roster for seat in table.live())
+
+
+def test_goodbyes_of_peers_without_a_vote_are_kept_only_with_a_carrier_and_while_a_record_has_room_for_them() -> None:
+    table = Table(5, num_founders=3)
+    acquaint(table)
+    seat, *others = table.live()
+    newcomer = next(other for other in others if other.peer not in seat.head.roster)
+    assert not has_room_for_leave(seat.state, _leave(newcomer, None))
+    assert has_room_for_leave(seat.state, _leave(newcomer, seat))
+    assert has_room_for_leave(seat.state, _leave(others[0] if others[0].peer in seat.head.roster else seat, None))
+    full = {PeerId(f"p{number}"): SignedLeave(_leave(newcomer, seat), b"") for number in range(MAX_MEMBERS - 3)}
+    state = replace(seat.state, open=replace(seat.state.open, leaves=MappingProxyType(full)))
+    assert not has_room_for_leave(state, _leave(newcomer, seat))
+
+
+# --- asked to leave -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_asked_to_leave_takes_its_work_once_and_opens_no_round() -> None:
+    table = Table(3)
+    acquaint(table)
+    opener = table.opener()
+    opener.feed(Progressed(700, True))
+    (order,) = opener.feed(LeaveOrdered(is_soon=True))
+    assert order == PrepareContribution(opener.head.commit)
+    assert opener.feed(LeaveOrdered(is_soon=True)) == ()
+    table.talk()
+    assert opener.state.open.contribution is not None
+    assert opener.feed(LeaveOrdered(is_soon=True)) == ()
+    assert len(opener.ordered(PrepareContribution)) == 1
+    table.now_s += 1.0
+    opener.feed(RoundTicked())
+    assert opener.sent(Proposal) == []
+
+
+@pytest.mark.parametrize(
+    "trouble", ["nothing is ready", "it may not contribute", "nobody is here", "nobody can be reached"]
+)
+def test_nothing_is_taken_from_a_peer_that_leaves_where_nobody_could_bring_it(trouble: str) -> None:
+    table = Table(3)
+    acquaint(table)
+    seat = table.opener()
+    seat.feed(Progressed(0 if trouble == "nothing is ready" else 700, trouble != "it may not contribute"))
+    for other in table.others(seat):
+        if trouble == "nobody is here":
+            seat.feed(PeerLost(other.peer, table.now_s))
+        elif trouble == "nobody can be reached":
+            view = seat.state.peers[other.peer]
+            seat.state = with_views(seat.state, {other.peer: replace(view, is_inbound_reachable=False)})
+    assert seat.feed(LeaveOrdered(is_soon=True)) == ()
+    assert "nothing is taken before we leave" in seat.reasons[-1]
+
+
+def test_carriers_are_reachable_and_stand_on_our_head_and_the_opener_comes_first() -> None:
+    table = Table(6)
+    acquaint(table)
+    opener = table.opener()
+    seat, behind, outbound, *rest = table.others(opener)
+    view = seat.state.peers[behind.peer]
+    assert view.head is not None
+    views = {
+        behind.peer: replace(view, head=replace(view.head, head=CommitId(b"o" * 32))),
+        outbound.peer: replace(seat.state.peers[outbound.peer], is_inbound_reachable=False),
+    }
+    state = with_views(seat.state, views)
+    found = carriers(state, table.now_s)
+    assert found[0] == opener.member
+    assert found[-1] == behind.member
+    assert set(found) == {opener.member, behind.member, *(each.member for each in rest)}
+
+
+def test_a_goodbye_names_the_carrier_only_on_the_base_of_the_contribution() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, other, _ = table.live()
+    elsewhere = LeaveOrdered(base=CommitId(b"o" * 32), carrier=other.member)
+    (order,) = seat.feed(elsewhere)
+    assert isinstance(order, LogLeave)
+    assert order.leave.carrier is None
+    (order,) = other.feed(LeaveOrdered(base=other.head.commit, carrier=seat.member))
+    assert isinstance(order, LogLeave)
+    assert order.leave.carrier == seat.member

@@ -8,12 +8,47 @@ from dataclasses import replace
 import pytest
 
 from averaging.codecs import codec_by_name, codec_names
+from averaging.network.seams.interfaces import MAX_FRAME_BYTES
 from averaging.rounds.lineage.retention import update_bytes as kept_update_bytes
-from protocol.run.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+from averaging.state.state import STATE_BYTES_PER_VALUE
+from protocol.rounds.messages.bounds import MAX_CHUNKS
+from protocol.run.traffic import (
+    MOST_CHUNK_ELEMENTS,
+    LinkNumbers,
+    chunks_problem,
+    needed_mbit_per_s,
+    round_bytes,
+    too_slow,
+    update_bytes,
+)
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.benchmarks.convergence_training import CHUNK, data_parallel_bytes
 from tests.benchmarks.convergence_ways import FP32, POINTS, RAMP_FP32, REGIMES, SYNC, SYNC_MUON, Target, Way
+
+
+def test_the_longest_chunk_of_a_state_fits_into_a_frame() -> None:
+    assert (
+        MOST_CHUNK_ELEMENTS * STATE_BYTES_PER_VALUE <= MAX_FRAME_BYTES < 2 * MOST_CHUNK_ELEMENTS * STATE_BYTES_PER_VALUE
+    )
+    assert chunks_problem(1 << 30, MOST_CHUNK_ELEMENTS) is None
+    found, expected = chunks_problem(1 << 30, 2 * MOST_CHUNK_ELEMENTS) or ("", "")
+    assert "chunk_elements is 262144: no newcomer could fetch the state" in found
+    assert expected == "at most 131072"
+
+
+@pytest.mark.parametrize("num_values", [7 * 10**9, 80 * 10**9, MAX_CHUNKS * 300 + 1])
+def test_chunks_that_no_round_could_name_are_refused_with_a_length_that_works(num_values: int) -> None:
+    found, expected = chunks_problem(num_values, 256) or ("", "")
+    assert f"{num_values} values averaged at once have {-(-num_values // 256)} chunks" in found
+    least = int(expected.removeprefix("at least "))
+    assert chunks_problem(num_values, least) is None
+    assert chunks_problem(num_values, least - 1) is not None
+
+
+def test_a_unit_for_which_no_chunk_is_long_enough_is_to_be_cut() -> None:
+    _, expected = chunks_problem(MAX_CHUNKS * MOST_CHUNK_ELEMENTS + 1, MOST_CHUNK_ELEMENTS) or ("", "")
+    assert expected == f"at most {MAX_CHUNKS * MOST_CHUNK_ELEMENTS} values of a unit, as the stages of a pipeline have"
 
 
 @pytest.mark.parametrize("codec", sorted(codec_names()))
