@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -128,7 +127,7 @@ def invite(
 
     line = commands.make_invite(state_dir, uses=uses, hours=hours)
     typer.echo(line)
-    typer.echo(with_folder(commands.invite_note(line, uses=uses, hours=hours)), err=True)
+    typer.echo(with_folder(commands.invite_note(line)), err=True)
     if qr:
         columns = shutil.get_terminal_size().columns
         lines = qr_lines(line, columns)
@@ -141,6 +140,7 @@ def invite(
 def invite_list(context: typer.Context, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List the run's invites, the newest last: id, peers that joined, and end."""
     from coordinator import commands
+    from coordinator.admission.greeting import invite_end
 
     rows = commands.list_invites(state_dir or context.obj)
     if as_json:
@@ -148,8 +148,7 @@ def invite_list(context: typer.Context, state_dir: StateDir = None, as_json: AsJ
     elif not rows:
         typer.echo("no invite was made yet")
     for row in () if as_json else rows:
-        until = time.strftime("%a %d %b %H:%M", time.localtime(float(str(row["expires_unix_s"]))))
-        state = str(row["ends"]) or f"valid until {until}"
+        state = str(row["ends"]) or f"valid until {invite_end(float(str(row['expires_unix_s'])))}"
         typer.echo(f"{row['id']}  used by {row['uses']} of {row['max_uses']}  {state}")
 
 

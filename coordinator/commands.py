@@ -128,13 +128,15 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
         return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time()).line
 
 
-def invite_note(line: str, *, uses: int, hours: float) -> str:
-    """The limits and the id of an invite that was just made, in one line."""
+def invite_note(line: str) -> str:
+    """The limits and the use of an invite that was just made, and how to withdraw it, in one line."""
+    from coordinator.admission.greeting import invite_limits
     from coordinator.admission.invites import invite_id
-    from protocol.tables import several
+    from protocol.identity.invite import decode_invite
 
-    known_as = invite_id(line)
-    return f"for {several(uses, 'peer')} within {hours:g} h; to withdraw it: potluck invite withdraw {known_as}"
+    invite = decode_invite(line)
+    limits = invite_limits(invite.max_uses, invite.expires_unix_s)
+    return f"{limits}; on their machines: potluck join LINE; to withdraw it: potluck invite withdraw {invite_id(line)}"
 
 
 def list_invites(state_dir: Path | None) -> list[dict[str, object]]:

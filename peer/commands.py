@@ -42,7 +42,6 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: C
     add_service_commands(app, load_host)
     asking = ("potluck doctor", "potluck doctor potluck1:...")
     app.command(cls=command_with_flags(_place), rich_help_panel=_PANEL, epilog=examples(*asking))(doctor)
-    app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
     demos = ("potluck demo --shards expert --plot demo.png", "potluck demo --one-round")
     app.command(epilog=examples(*demos))(demo)
     generating = ("potluck generate latest --prompt 'def main('", "potluck generate CHECKPOINT_DIR --temperature 0.5")
@@ -224,23 +223,6 @@ def resume(state_dir: _StateDir = None) -> None:
 
     folder = _settings().load({"state_dir": state_dir}).state_dir
     typer.echo("the pause is over" if remove_pause(folder) else "it was not paused")
-
-
-def health(
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(help="State folder of a running peer or host; where `potluck join` keeps it if not given."),
-    ] = None,
-) -> None:
-    """Ask the peer or host that runs on this machine whether it is well: 0 if it is, 5 if nobody answers.
-
-    A peer that waits for others, or for its host, is well.
-    """
-    if state_dir is None:
-        state_dir = _settings().load({}).state_dir
-    from averaging.host.http_client import ask_health
-
-    typer.echo(f"ok: {ask_health(state_dir)}")
 
 
 def doctor(

@@ -1,4 +1,4 @@
-"""The commands for a daemon without a terminal: stop, and a service of the user's systemd."""
+"""The commands for a daemon without a terminal: stop, health, and a service of the user's systemd."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def add_service_commands(app: typer.Typer, load_host: Callable[[], LocalHost]) -
     app.command(rich_help_panel="For both", epilog=examples("potluck stop", "potluck stop --state-dir STATE_DIR"))(
         _stop_command(load_host)
     )
+    app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(_health_command(load_host))
     service = typer.Typer(help="Run the peer as a service of your own systemd, without root.", no_args_is_help=True)
     service.command("install", epilog=examples("potluck service install"))(service_install)
     service.command("remove", epilog=examples("potluck service remove"))(service_remove)
@@ -75,6 +76,30 @@ def _stop_command(load_host: Callable[[], LocalHost]) -> Callable[..., None]:
             raise UnreachableError(f"no peer runs {where}", "a running peer or host", "see: potluck status")
 
     return stop
+
+
+def _health_command(load_host: Callable[[], LocalHost]) -> Callable[..., None]:
+    def health(
+        state_dir: Annotated[
+            Path | None, typer.Option(help="State folder of a running peer or host; both usual ones if not given.")
+        ] = None,
+    ) -> None:
+        """Ask the peer that runs on this machine whether it is well, or the host where no peer runs: 0 if it is, 5 if nobody answers.
+
+        A peer that waits for others, or for its host, is well.
+        """
+        from averaging.host.http_client import ask_health
+        from peer.owner.running_peer import running_peer
+
+        folder = state_dir
+        if folder is None:
+            folder, hosts = _folder(None), load_host()
+            host_folder = hosts.host_folder(None)
+            if running_peer(folder) is None and hosts.is_running(host_folder):
+                folder = host_folder
+        typer.echo(f"ok: {ask_health(folder)}")
+
+    return health
 
 
 def service_install(

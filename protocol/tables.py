@@ -38,6 +38,12 @@ def duration(value: object) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
+def least_duration(value: object) -> str:
+    """As `duration`, and "less than 1 s" for what rounds to nothing."""
+    seconds = number(value)
+    return duration(value) if seconds is None or not 0 <= seconds < 1 else "less than 1 s"
+
+
 def in_bytes(count: object) -> str:
     """As "12 B" or "3.4 MB", in decimal units; "-" for anything that is no number."""
     size = number(count)

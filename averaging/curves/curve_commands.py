@@ -29,7 +29,9 @@ def _curves_command(load_sources: LoadSources) -> Callable[..., None]:
         url: Annotated[
             str, typer.Option("--url", help="Address of a host's page: read its newest rounds from there.")
         ] = "",
-        csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a table of values.")] = None,
+        csv: Annotated[
+            Path | None, typer.Option("--csv", metavar="FILE", help="Write a table of values; - prints it.")
+        ] = None,
         tensorboard: Annotated[
             Path | None, typer.Option("--tensorboard", metavar="FOLDER", help="Write events for TensorBoard.")
         ] = None,
@@ -54,7 +56,8 @@ def _curves_command(load_sources: LoadSources) -> Callable[..., None]:
         shown = f"{several(len(curve.points), 'round')} of {curve.run}"
         if csv is not None:
             curve_writers.write_csv(curve, csv)
-            typer.echo(f"wrote {shown} to {csv}")
+            if str(csv) != curve_writers.STANDARD_OUTPUT:
+                typer.echo(f"wrote {shown} to {csv}")
         if tensorboard is not None:
             curve_writers.write_tensorboard(curve, tensorboard)
             typer.echo(f"wrote {shown}; see them with: tensorboard --logdir {tensorboard}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from averaging.curves.curve import COLUMNS, Curve, CurvePoint
 from protocol.errors import MachineError, StorageError
@@ -14,22 +15,33 @@ _NOT_CURVES: Final = ("round", "unix_s")
 """Columns that are the axes."""
 
 
+STANDARD_OUTPUT: Final = "-"
+"""In the place of a file."""
+
+
 def write_csv(curve: Curve, file: Path) -> None:
-    """One line a round below a line of names; unknown values are empty. Blocks.
+    """One line a round below a line of names; unknown values are empty. The file "-" is standard output. Blocks.
 
     Raises:
         StorageError: the file cannot be written; an old one is unchanged.
     """
+    if str(file) == STANDARD_OUTPUT:
+        _write_rows(curve, sys.stdout)
+        return
     temporary = file.with_name(f"{file.name}.unfinished")
     try:
         with temporary.open("w", newline="", encoding="utf8") as opened:
-            writer = csv.DictWriter(opened, COLUMNS)
-            writer.writeheader()
-            writer.writerows(point.values() for point in curve.points)
+            _write_rows(curve, opened)
         os.replace(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StorageError(f"{file} cannot be written ({error.strerror})", "a file in a writable folder") from error
+
+
+def _write_rows(curve: Curve, opened: TextIO) -> None:
+    writer = csv.DictWriter(opened, COLUMNS, lineterminator="\n" if opened is sys.stdout else "\r\n")
+    writer.writeheader()
+    writer.writerows(point.values() for point in curve.points)
 
 
 def write_tensorboard(curve: Curve, folder: Path) -> None:

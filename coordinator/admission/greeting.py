@@ -33,12 +33,21 @@ WITHDRAWN_NOTE = (
 """In place of the invite, where the owner has withdrawn it."""
 
 
+def invite_end(expires_unix_s: float) -> str:
+    """The day and minute at which an invite ends, as "Tue 01 Dec 08:45" of this machine's time zone."""
+    return time.strftime("%a %d %b %H:%M", time.localtime(expires_unix_s))
+
+
+def invite_limits(num_left: int, expires_unix_s: float) -> str:
+    """As "for 2 peers, until Tue 01 Dec 08:45"."""
+    return f"for {several(num_left, 'peer')}, until {invite_end(expires_unix_s)}"
+
+
 def invite_lines(invite: IssuedInvite, addresses: HostAddresses, command: StartCommand) -> list[str]:
     """The invite with its limits, and a note if it works for some volunteers only. `command` started the host."""
-    until = time.strftime("%a %d %b %H:%M", time.localtime(invite.expires_unix_s))
     note = reach_note(addresses, command)
     return [
-        f"invite for {several(invite.num_left, 'peer')}, until {until}; on their machines:",
+        f"invite {invite_limits(invite.num_left, invite.expires_unix_s)}; on their machines:",
         f"\n    potluck join {invite.line}\n",
         *([note] if note else []),
     ]

@@ -175,7 +175,9 @@ def withdraw_invite(ledger: Ledger, which: str, now_unix_s: float) -> str:
     found = [row for row in ledger.invites() if len(wanted) >= 4 and row.secret_hash.hex().startswith(wanted)]
     if len(found) != 1:
         raise UsageError(
-            f"{len(found) or 'no'} invites of this run begin with {which[:16]}", "one", "potluck invite list shows them"
+            f"{f'{len(found)} invites of this run begin' if found else 'no invite of this run begins'} with {which[:16]}",
+            "one invite",
+            "potluck invite list shows them",
         )
     listed = _listed(found[0], now_unix_s)
     if listed.ends == "withdrawn":

@@ -68,7 +68,8 @@ def _more_lines(status: Mapping[str, object], num_shown: int) -> list[str]:
 
 
 def _away_lines(status: Mapping[str, object]) -> list[str]:
-    number = int(_number(status, "num_away"))
+    num_banned = sum(row.get("is_banned") is True for row in rows_of(status.get("away")))  # these are told above
+    number = int(_number(status, "num_away")) - num_banned
     return (
         [f"  and {number} that contributed and {'is' if number == 1 else 'are'} away: potluck peers"] if number else []
     )

@@ -233,9 +233,10 @@ _SHOWN_AS: Final = {"bulk": "data port"}
 
 
 def report_lines(findings: Sequence[Finding]) -> list[str]:
-    """The report for people: one line a finding. The names for scripts stay as they are."""
+    """The report for people: one line a finding, in columns. The names for scripts stay as they are."""
+    width = max((len(_SHOWN_AS.get(f.name, f.name)) for f in findings), default=0)
     return [
-        f"{f.level.value:<4}  {_SHOWN_AS.get(f.name, f.name):<10}  {f.found}{f'; {f.fix}' if f.fix else ''}"
+        f"{f.level.value:<4}  {_SHOWN_AS.get(f.name, f.name):<{width}}  {f.found}{f'; {f.fix}' if f.fix else ''}"
         for f in findings
     ]
 

@@ -65,7 +65,9 @@ def parse_crew(text: str) -> tuple[Group, ...]:
         ConfigError: nobody at all, an unknown card, or a number out of range; says what would work.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not text.strip() or not all(parts):
+    if not text.strip():
+        raise ConfigError("no peers to plan for", _SHAPE)
+    if not all(parts):
         raise ConfigError(f"--peers {text!r}", _SHAPE)
     if len(parts) > MOST_GROUPS:
         raise ConfigError(f"--peers with {len(parts)} groups", f"at most {MOST_GROUPS}", "join groups that are alike")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Final
 
 from peer.forecast.card_speed_core import GroupSpeed, group_speed
@@ -19,7 +20,7 @@ from protocol.estimates.estimates import SECONDS_PER_DAY, run_size
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER
 from protocol.grids import carbon_kg
 from protocol.memory_costs import TRAINING_BYTES
-from protocol.tables import duration, short_count
+from protocol.tables import least_duration, short_count
 
 if TYPE_CHECKING:
     from protocol.run.manifest import RunConfig
@@ -237,10 +238,15 @@ def _notes(run: RunConfig, speed: Speed, loss: ExpectedLoss | None) -> tuple[str
     if crew < run.run.min_members:
         found.append(f"{crew} peers, and the run starts with {run.run.min_members}")
     if speed.rounds.exchange_s > speed.rounds.due_s and run.round.mode != "blocking":
-        due, lasts = duration(speed.rounds.due_s), duration(speed.rounds.exchange_s)
+        due, lasts = least_duration(speed.rounds.due_s), least_duration(speed.rounds.exchange_s)
         found.append(f"the slowest link makes rounds of {lasts} out of {due}: a faster one, or a codec of fewer bits")
     if speed.kw is None:
         found.append("the power of measured peers is not known: give it as 2x5.5tflops:90w")
+    blind = log(run.model.vocab_size)
+    if loss is not None and loss.nats >= blind:
+        found.append(
+            f"no loss to expect: the law says {loss.nats:.2f} nats, and a model that knows nothing has {blind:.2f}"
+        )
     if loss is None:
         found.append("no law of loss is known for a training that begins with weights")
     return (*found, *(loss.notes if loss is not None else ()))

@@ -11,9 +11,12 @@ from peer.forecast.search_core import Candidate
 from protocol.estimates.dry_run import Estimate
 from protocol.estimates.estimates import SECONDS_PER_DAY
 from protocol.grids import JOULES_PER_KWH
-from protocol.tables import duration, in_bytes, several, short_count, whole
+from protocol.tables import duration, in_bytes, least_duration, several, short_count, whole
 
 _LAW: Final = f"{CHINCHILLA} ({BESIROGLU.name}), of DiLoCo by members (Charles et al. 2025) and local steps (Douillard et al. 2023)"
+_LEAST_KWH: Final = 0.1
+"""Below it in watt hours."""
+
 _PLAIN_KWH: Final = 1000.0
 """From here on without digits after the point."""
 
@@ -27,7 +30,7 @@ def forecast_estimates(found: Forecast, conditions: Conditions) -> list[Estimate
         Estimate("a day", f"up {in_bytes(found.day_up_bytes)}, down {in_bytes(found.day_down_bytes)} for each peer"),
         Estimate("memory", f"of a peer's machine about {in_bytes(found.beside_card_bytes)} beside its cards,"),
         Estimate("", f"or {in_bytes(found.machine_bytes)} where it trains on the CPU"),
-        Estimate("time", duration(found.days * SECONDS_PER_DAY)),
+        Estimate("time", least_duration(found.days * SECONDS_PER_DAY)),
         *_energy(found, conditions),
         *_loss(found),
     ]
@@ -40,7 +43,7 @@ def candidate_lines(candidates: Sequence[Candidate], most: int) -> list[str]:
         found, model = each.found, each.run.model
         loss = f"loss {found.loss.nats:.3f}" if found.loss is not None else ""
         shape = f"dim {model.dim}, {several(model.num_layers, 'layer')}"
-        time = duration(found.days * SECONDS_PER_DAY)
+        time = least_duration(found.days * SECONDS_PER_DAY)
         lines.append(
             f"  {short_count(found.num_values):>7} values ({shape}), {short_count(found.tokens)} tokens, {time}, {loss}"
         )
@@ -108,6 +111,12 @@ def candidate_json(each: Candidate) -> dict[str, object]:
     return {"model": each.run.model.model_dump(mode="json"), **forecast_json(each.found)}
 
 
+def _in_kwh(kwh: float) -> str:
+    if kwh < _LEAST_KWH:
+        return f"{1000 * kwh:.3g} Wh"
+    return f"{kwh:,.3g} kWh" if kwh < _PLAIN_KWH else f"{whole(kwh)} kWh"
+
+
 def _peers(found: Forecast) -> list[Estimate]:
     lines = list[Estimate]()
     for each in found.speed.groups:
@@ -124,7 +133,7 @@ def _together(found: Forecast) -> list[Estimate]:
         lines.append(
             Estimate(
                 "rounds",
-                f"every {duration(rounds.round_s)}, of {rounds.local_steps:.3g} local steps; an exchange takes "
+                f"every {duration(rounds.round_s)}, of {whole(max(1.0, rounds.local_steps))} local steps; an exchange takes "
                 f"{duration(rounds.exchange_s)}; {rounds.lost_share:.1%} of the time is lost to them",
             )
         )
@@ -139,7 +148,7 @@ def _energy(found: Forecast, conditions: Conditions) -> list[Estimate]:
     energy = found.energy
     if energy is None:
         return []
-    parts = [f"{energy.kwh:,.3g} kWh" if energy.kwh < _PLAIN_KWH else f"{whole(energy.kwh)} kWh"]
+    parts = [_in_kwh(energy.kwh)]
     if energy.cost is not None and conditions.price_kwh is not None:
         parts.append(f"costs {energy.cost:,.2f} at {conditions.price_kwh:g} a kWh")
     if energy.carbon_kg is not None and conditions.g_per_kwh is not None:

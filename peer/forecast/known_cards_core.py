@@ -91,7 +91,7 @@ def known_card(name: str) -> KnownCard:
     found = f"the nearest are {', '.join(dict.fromkeys(close[:_NEAREST]))}; " if close else ""
     raise ConfigError(
         f"no card {name!r} is known",
-        "a card of the table",
+        f"one of {len(CARDS)} cards that are, such as rtx4090, h100 or rx7900xtx",
         f"{found}or measure it with `potluck doctor --speed run.toml` and give its speed, as 1x5.5tflops",
     )
 

@@ -165,7 +165,7 @@ def law_notes(num_values: float, tokens: float, schedule: Schedule) -> tuple[str
         found.append(f"DiLoCo's law was fitted to models of {_range(_DILOCO_VALUES)} values")
     if schedule.members > 1 and schedule.local_steps > _MOST_STEPS:
         found.append(
-            f"the cost of long rounds is known up to {_MOST_STEPS:g} local steps; here are {schedule.local_steps:.3g}"
+            f"the cost of long rounds is known up to {_MOST_STEPS:g} local steps; here are {schedule.local_steps:,.0f}"
         )
     return tuple(found)
 

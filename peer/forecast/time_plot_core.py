@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 from typing import Final
 
 from protocol.estimates.estimates import SECONDS_PER_DAY
-from protocol.tables import duration, printable, short_count
+from protocol.tables import duration, least_duration, printable, short_count
 
 _BAR: Final = 40
 _MOST_ROWS: Final = 16
@@ -40,7 +40,7 @@ def text_plot(points: Sequence[TimePoint], title: str) -> list[str]:
     lines = [printable(title)]
     for point in rows:
         length = round(_BAR * (log10(point.days) - low) / (high - low))
-        shown = duration(point.days * SECONDS_PER_DAY)
+        shown = least_duration(point.days * SECONDS_PER_DAY)
         lines.append(f"  {short_count(point.num_values):>7}  {shown:>12}  {'#' * max(1, length)}")
     return lines
 

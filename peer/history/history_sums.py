@@ -9,7 +9,7 @@ from enum import Enum
 
 from averaging.host.daemon_views import table
 from peer.history.round_log import RunHistory
-from protocol.tables import short_count
+from protocol.tables import duration, short_count
 
 
 class Span(Enum):
@@ -87,10 +87,10 @@ def history_text(sums: Mapping[str, Given], span: Span) -> list[str]:
         (
             f"{given.rounds_counted:,} of {given.rounds_seen:,}",
             short_count(given.tokens_counted),
-            f"{given.trained_s / 3600:.1f}",
+            duration(given.trained_s),
             name,
         )
         for name, given in shown
     ]
-    header = ("ROUNDS COUNTED", "TOKENS", "HOURS", span.value.upper())
+    header = ("ROUNDS COUNTED", "TOKENS", "TRAINED", span.value.upper())
     return table(header, cells, right=frozenset(header[:3]))

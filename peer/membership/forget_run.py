@@ -42,8 +42,12 @@ def forget_run(state_dir: Path, name: str, confirm: Callable[[str], bool]) -> st
         with open_identity(identity):
             return _asked(folder, called, question, confirm, is_last)
     except MachineError as error:
-        if isinstance(error, StorageError) or is_last:
+        if isinstance(error, StorageError):
             raise
+        if is_last:
+            raise MachineError(
+                f"{called}: {error.found}", "a peer that has ended", "end it with: potluck stop"
+            ) from error
         return _asked(folder, called, question, confirm, is_last)  # the peer runs in another run
 
 

@@ -74,7 +74,7 @@ class Revocations:
         """Load the saved bans. A damaged file does little harm: other peers send the bans again."""
         try:
             async with self._turn:
-                await self._add(split_entries(await self._offload.run(self._read)))
+                await self._add(split_entries(await self._offload.run(self._read)), are_told=True)
         except (PotluckError, OSError) as error:
             log.warning("revocations_not_read", path=str(self._path), reason=str(error))
 
@@ -101,8 +101,10 @@ class Revocations:
         except OSError as error:
             log.warning("revocations_not_kept", path=str(self._path), reason=str(error))
 
-    async def _add(self, offered: Sequence[bytes]) -> bool:
-        """Add entries; whether any was new. The caller holds `_turn`."""
+    async def _add(self, offered: Sequence[bytes], *, are_told: bool = False) -> bool:
+        """Add entries; whether any was new. The caller holds `_turn`. `are_told`: an earlier process has told its owner of them. A ban
+        of ourselves is told by the error that ends the peer.
+        """
         before = self._book
         self._book = await self._offload.run(
             lambda: before.with_entries(
@@ -114,7 +116,7 @@ class Revocations:
             cost_s=_VERIFY_COST_S * len(offered),
         )
         self._roster.ban(self._book.by_peer.keys())
-        for peer in self._book.by_peer.keys() - before.by_peer.keys():
+        for peer in set() if are_told else self._book.by_peer.keys() - before.by_peer.keys() - {self._me}:
             log.warning("peer_banned", peer=peer_name(peer), reason=self._book.by_peer[peer].reason)
         if self._me in self._book.by_peer:
             self._is_ours.set()

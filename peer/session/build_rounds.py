@@ -17,7 +17,7 @@ from peer.session.build import round_config, unit_shapes
 from peer.session.leaving import linger
 from peer.session.session import JoinedSession
 from peer.status.round_progress import all_have
-from peer.status.status_text import RUN_IS_COMPLETE
+from peer.status.status_text import RUN_IS_COMPLETE, run_is_over
 from peer.training.mode_rules import mixing_of
 from protocol.rounds.state import OpenRound
 
@@ -64,14 +64,15 @@ async def finish(joined: JoinedSession, service: RoundService) -> None:
     board, reporter = joined.life.board, joined.reporter
     board.say("finished", f"{RUN_IS_COMPLETE}; staying until everybody has the last commit")
 
+    def has_host_all() -> bool:
+        return reporter.last_reply is not None and reporter.last_reply.is_final_checkpoint_written
+
     async def does_everybody_have_all() -> bool:
         await reporter.report_once()
-        reply = reporter.last_reply
-        is_written = reply is not None and reply.is_final_checkpoint_written
-        return is_written and all_have(service.state, service.chain.head.index)
+        return has_host_all() and all_have(service.state, service.chain.head.index)
 
     await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
-    board.say("finished", f"{RUN_IS_COMPLETE}; its model: {_model_command(joined)}")
+    board.say("finished", run_is_over(_model_command(joined), has_host_all=has_host_all()))
 
 
 def _model_command(joined: JoinedSession) -> str:

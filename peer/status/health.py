@@ -123,12 +123,17 @@ def offline_sentence(silent_s: Sequence[float], after_s: float = OFFLINE_AFTER_S
     """The consequence for the owner while nobody answers; empty if somebody does.
 
     Args:
-        silent_s: for how many seconds the host and each other peer have been silent.
+        silent_s: for how many seconds the host and each other peer have been silent; the host's alone where there is no other
+            peer: its rounds then count this peer.
         after_s: how long a silence means nothing yet.
     """
     least_s = min(silent_s, default=0.0)
     if least_s < after_s:
         return ""
+    if len(silent_s) == 1:
+        return (
+            f"no host for {duration(least_s)}, and no other peer is here; trains on, and tells the host when it is back"
+        )
     return f"offline for {duration(least_s)}: no other peer and no host answers; trains on, counted later"
 
 

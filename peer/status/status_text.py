@@ -14,6 +14,22 @@ from protocol.tables import bits, done_percent, duration, in_bytes, printable, s
 RUN_IS_COMPLETE: Final = "the run is complete"
 """How the reason of a peer that is finished begins."""
 
+
+def run_is_over(model_command: str, *, has_host_all: bool) -> str:
+    """The reason of a peer that leaves a complete run. A host that was away would wait for the last rounds without its help.
+
+    Args:
+        model_command: gives the owner the run's model.
+        has_host_all: whether the host has written the last checkpoint.
+    """
+    untold = (
+        ""
+        if has_host_all
+        else "; the host does not have the last rounds yet: when it is back, run potluck join once more"
+    )
+    return f"{RUN_IS_COMPLETE}; its model: {model_command}{untold}"
+
+
 _LEAST_REPORTED_S: Final = 5.0
 _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"

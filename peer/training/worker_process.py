@@ -113,7 +113,12 @@ def shared_memory() -> int:
             return os.dup(file.fileno())
 
 
+_QUIET_PROFILER: Final = "6"
+"""Above all levels of torch's profiler, which otherwise writes its starts and stops to the peer's screen."""
+
+
 def _environment() -> dict[str, str]:
     """An environment without our secrets, with limits on library threads and what the card needs."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("POTLUCK_")}
-    return {**child_environment(kept), "OMP_WAIT_POLICY": "PASSIVE", **rocm_environment()}
+    quiet = {"KINETO_LOG_LEVEL": kept.get("KINETO_LOG_LEVEL", _QUIET_PROFILER)}
+    return {**child_environment(kept), "OMP_WAIT_POLICY": "PASSIVE", **quiet, **rocm_environment()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -84,6 +85,9 @@ def test_invites_are_listed_and_withdrawn_on_the_command_line(state: Path) -> No
     assert runner.invoke(app, ["invite", "list", "--state-dir", str(state)]).stdout == "no invite was made yet\n"
     made = runner.invoke(app, ["invite", "--state-dir", str(state), "--uses", "3"])
     assert decode_invite(made.stdout).max_uses == 3
+    assert re.match(
+        r"for 3 peers, until \w{3} \d\d \w{3} \d\d:\d\d; on their machines: potluck join LINE;", made.stderr
+    )
     listed = json.loads(runner.invoke(app, ["invite", "list", "--state-dir", str(state), "--json"]).stdout)
     (row,) = listed
     said = runner.invoke(app, ["invite", "withdraw", row["id"], "--state-dir", str(state)]).stdout

@@ -1,10 +1,11 @@
-"""`potluck stop` ends the peer of this machine, and where none runs its host."""
+"""`potluck stop` ends the peer of this machine, and where none runs its host; `potluck health` asks the same one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -37,6 +38,23 @@ def _stop(host: _Host, folder: Path) -> tuple[str, BaseException | None]:
     add_service_commands(app, lambda: host)
     done = CliRunner().invoke(app, ["stop", "--state-dir", str(folder)])
     return done.output, done.exception
+
+
+def _health(host: _Host, monkeypatch: pytest.MonkeyPatch, peers: Path) -> str:
+    monkeypatch.setenv("POTLUCK_PEER_STATE_DIR", str(peers))
+    monkeypatch.setattr("averaging.host.http_client.ask_health", str)
+    app = typer.Typer()
+    add_service_commands(app, lambda: host)
+    return CliRunner().invoke(app, ["health"]).output
+
+
+def test_health_asks_the_peer_and_the_host_where_no_peer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, peers = _Host(tmp_path / "host"), tmp_path / "peer"
+    peers.mkdir()
+    assert _health(host, monkeypatch, peers) == f"ok: {host.folder}\n"
+    with running_here(peers):
+        assert _health(host, monkeypatch, peers) == f"ok: {peers}\n"
+    assert _health(_Host(tmp_path / "host", runs=False), monkeypatch, peers) == f"ok: {peers}\n"
 
 
 def test_stop_ends_a_host_and_says_that_neither_runs(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.tables import bits, duration, in_bytes, printable, several, short_count, whole
+from protocol.tables import bits, duration, in_bytes, least_duration, printable, several, short_count, whole
 
 
 def test_text_of_strangers_cannot_move_the_cursor() -> None:
@@ -57,3 +57,7 @@ def test_count_is_short_however_large_it_is() -> None:
 def test_one_of_a_thing_has_no_s() -> None:
     found = [several(count, "round") for count in (0, 1, 2, 12_345, 0.5)]
     assert found == ["0 rounds", "1 round", "2 rounds", "12,345 rounds", "0.5 rounds"]
+
+
+def test_what_takes_a_moment_takes_less_than_a_second() -> None:
+    assert [least_duration(value) for value in (0.2, 1, 90, "soon")] == ["less than 1 s", "1 s", "2 min", "unknown"]

@@ -122,3 +122,13 @@ def test_without_the_extra_the_error_says_what_to_install(
     write = {"tensorboard": lambda: write_tensorboard(CURVE, tmp_path), "wandb": lambda: write_wandb(CURVE, "project")}
     with pytest.raises(MachineError, match=rf"pip install 'potluck-train\[{package}\]'"):
         write[package]()
+
+
+def test_a_dash_in_the_place_of_a_csv_file_is_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(CURVE, Path("-"))
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], len(lines)) == (",".join(COLUMNS), 3)
+    assert list(tmp_path.iterdir()) == []

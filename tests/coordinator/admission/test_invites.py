@@ -115,6 +115,8 @@ def test_invites_are_listed_with_their_uses_and_ends(ledger: Ledger, run: RunFil
     assert said == f"withdrawn: invite {listed[2].id} admits nobody from now on; 0 peers joined with it and may stay"
     assert list_invites(ledger, NOW_S)[2].ends == "withdrawn"
     assert withdraw_invite(ledger, lines[2], NOW_S) == f"invite {listed[2].id} is withdrawn already"
+    with pytest.raises(UsageError, match="no invite of this run begins with nosuch; expected one invite"):
+        withdraw_invite(ledger, "nosuch", NOW_S)
 
 
 def test_withdrawn_invite_admits_nobody_and_says_so(ledger: Ledger, run: RunFiles) -> None:

@@ -70,6 +70,8 @@ def test_what_is_unusual_says_that_peers_cannot_meet_and_how_many_contributors_a
     assert "nobody can connect to 2 of 3 peers" in alerts(status)
     assert "  and 1 that contributed and is away: potluck peers" in status_lines(status)
     assert (status["away"][0]["peer"], status["names"][C]) == (C, peer_name(C))
+    banned = json.loads(json.dumps(status_json(replace(picture(), banned=frozenset({C})), 100.0, past)))
+    assert "contributed and is away" not in "\n".join(status_lines(banned)), "it is told among the banned ones"
 
 
 def test_lines_name_the_banned_peers_also_those_that_were_not_heard() -> None:

@@ -290,3 +290,8 @@ def test_attention_by_plain_products_on_an_amd_card_is_a_warning() -> None:
     found = find(replace(FINE, graphics=NO_CARD, torch=slow), "torch")
     assert found.level is Level.WARN
     assert "square of the context" in found.found
+
+
+def test_a_long_name_moves_the_column_of_all_findings() -> None:
+    rows = (Finding("gpu", Level.OK, "a card"), Finding("host's peers", Level.OK, "answers"))
+    assert report_lines(rows) == ["ok    gpu           a card", "ok    host's peers  answers"]

@@ -28,6 +28,11 @@ def test_a_link_of_one_number_is_as_fast_both_ways() -> None:
     assert parse_link("100/20") == Link(100.0, 20.0)
 
 
+def test_peers_that_are_left_out_are_told_so() -> None:
+    with pytest.raises(ConfigError, match="no peers to plan for; expected peers such as"):
+        parse_crew("")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

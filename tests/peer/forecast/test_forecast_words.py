@@ -38,3 +38,20 @@ def test_models_of_a_search_are_one_line_each_and_few() -> None:
 def test_json_has_units_in_its_names() -> None:
     found = forecast_json(FOUND)
     assert {"machine_bytes", "day_up_bytes", "kwh", "joules_per_token", "carbon_kg"} <= set(found)
+
+
+def test_a_run_of_a_moment_has_no_time_of_zero_and_whole_steps() -> None:
+    small = run_of(shape_of(1_000_000, 512), 2_000_000, Numbers(members=5))
+    lines = {
+        each.name: each.expected
+        for each in forecast_estimates(forecast(small, parse_crew("5xh100"), CONDITIONS), CONDITIONS)
+    }
+    assert lines["time"] == "less than 1 s"
+    assert lines["energy"].endswith(" Wh")
+    assert "e+" not in " ".join(lines.values())
+
+
+def test_a_loss_above_that_of_a_model_that_knows_nothing_is_told_to_be_none() -> None:
+    small = run_of(shape_of(1_000_000, 257), 1_000_000, Numbers())
+    assert any(note.startswith("no loss to expect") for note in forecast(small, parse_crew("1xh100"), CONDITIONS).notes)
+    assert not any(note.startswith("no loss to expect") for note in FOUND.notes)

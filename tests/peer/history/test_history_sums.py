@@ -38,8 +38,8 @@ def test_each_run_has_its_line_in_their_order() -> None:
 def test_the_table_and_the_json_end_with_the_sum() -> None:
     days = given_by([ONE, OTHER], Span.DAY, UTC)
     lines = history_text(days, Span.DAY)
-    assert lines[0].split() == ["ROUNDS", "COUNTED", "TOKENS", "HOURS", "DAY"]
-    assert lines[-1].split() == ["2", "of", "3", "90", "2.2", "all"]
+    assert lines[0].split() == ["ROUNDS", "COUNTED", "TOKENS", "TRAINED", "DAY"]
+    assert lines[-1].split() == ["2", "of", "3", "90", "2.2", "h", "all"]
     found = history_json(days, Span.DAY)
     assert found["total"] == {"rounds_seen": 3, "rounds_counted": 2, "tokens_counted": 90, "trained_s": 8100.0}
     assert len(history_text(given_by([OTHER], Span.DAY, UTC), Span.DAY)) == 2

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.directory import PeerRecord, seal_record
@@ -96,6 +97,20 @@ async def test_who_is_named_by_the_host_is_refused_from_then_on_and_after_a_rest
         await again.bans.restore()
         assert not await again.roster.is_member(MALLORY.peer_id)
         assert again.bans.known == alice.bans.known == fingerprint(_ban())
+
+
+async def test_a_ban_is_told_once_and_ours_only_by_the_error_that_ends_us(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    async with _peers(tmp_path, 1) as ([alice], nursery):
+        with capture_logs() as told:
+            await alice.bans.take([_ban()])
+        assert [event["event"] for event in told] == ["peer_banned"]
+        again = _peer(MemorySwarm(nursery, random.Random(1)), ALICE, tmp_path / "0")
+        with capture_logs() as told:
+            await again.bans.restore()
+            await again.bans.take([_ban(ALICE, 2)])
+        assert told == []
 
 
 async def test_what_the_host_did_not_sign_bans_nobody(tmp_path: Path, autojump_clock: Clock) -> None:

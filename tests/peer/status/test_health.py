@@ -75,6 +75,7 @@ def test_silence_of_everybody_is_told_in_one_sentence_and_nobodys_or_a_short_one
         offline_sentence([45.0, 50.0])
         == "offline for 45 s: no other peer and no host answers; trains on, counted later"
     )
+    assert offline_sentence([45.0]).startswith("no host for 45 s, and no other peer is here; trains on")
     assert offline_sentence([45.0, 2.0]) == offline_sentence([OFFLINE_AFTER_S - 1]) == offline_sentence([]) == ""
 
 

@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 
 from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
-from peer.status.status_text import energy_line, next_round, progress, state_and_reason, status_lines, status_rows
+from peer.status.status_text import (
+    RUN_IS_COMPLETE,
+    energy_line,
+    next_round,
+    progress,
+    run_is_over,
+    state_and_reason,
+    status_lines,
+    status_rows,
+)
 
 STATUS = PeerStatus(
     peer="12D3KooW",
@@ -226,3 +235,9 @@ def test_energy_is_told_with_its_carbon_or_why_it_is_not_known() -> None:
     assert energy_line(PeerStatus(peer="p", name="n", energy_note="no meter")) == "not known: no meter"
     assert energy_line(PeerStatus(peer="p", name="n")) == ""
     assert dict(status_rows(status))["energy"] == energy_line(status)
+
+
+def test_a_finished_peer_says_that_the_host_lacks_the_last_rounds() -> None:
+    command = "potluck checkpoint export latest OUT_DIR"
+    assert run_is_over(command, has_host_all=True) == f"{RUN_IS_COMPLETE}; its model: {command}"
+    assert "when it is back, run potluck join once more" in run_is_over(command, has_host_all=False)

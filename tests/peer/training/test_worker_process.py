@@ -91,3 +91,12 @@ def test_cwd_shadow_the_worker_runs_nothing_from_the_folder_in_which_join_was_ty
         started = worker_process.start_worker(memory.fileno())
     started.channel.close()
     assert started.process.wait(60) == 0
+
+
+def test_the_profiler_of_torch_writes_nothing_to_the_peers_screen_unless_its_owner_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    assert worker_process._environment()["KINETO_LOG_LEVEL"] == "6"
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "0")
+    assert worker_process._environment()["KINETO_LOG_LEVEL"] == "0"
