@@ -17,8 +17,9 @@ from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, following, leading, voting
 from protocol.rounds import heartbeat_interval as cadence
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
+from protocol.rounds.expulsion import convict
 from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
-from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain import link_after, tells_all_votes
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
@@ -389,10 +390,14 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     """A goodbye: nobody waits for the leaver, and it stops counting towards the quorum on this base (R3). The first goodbye on a
     base stands: a peer that came back and leaves again has not voted in between, and may know fewer of its earlier votes.
     """
-    view = state.peers.get(sender)
+    view, led = state.peers.get(sender), state.open.leading
     if view is None or leave.member.peer != sender:
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
         return RoundStep(state, remark=f"{found}; expected its own goodbye, from a known peer")
+    if led is not None and sender in led.acks:
+        convicted = convict(state, ((led.acks[sender], raw),))
+        if convicted.actions:
+            return convicted
     state = with_view(state, replace(view, left=True))
     is_first = sender in state.link.roster and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
@@ -405,8 +410,10 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
 
 
 def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:
-    if leave.base != state.link.commit or leave.acked is None:
-        return leave.base == state.link.commit
+    if leave.base != state.link.commit or not tells_all_votes(leave, state.link):
+        return False
+    if leave.acked is None:
+        return True
     try:
         link_after(state.link, leave.acked.record)
     except RemoteProtocolError:

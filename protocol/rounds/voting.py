@@ -485,7 +485,7 @@ def leave_ordered(state: RoundState) -> RoundStep:
         return RoundStep(state, remark="leaving already")
     opened = replace(state.open, leading=None, gathering=None)
     # A peer that does not know all its votes on this base must stay in its electorate: it may have helped to decide it.
-    promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
+    promised = opened.promised if state.may_vote else Ballot(LAST_ATTEMPT, state.config.me.peer)
     leave = Leave(state.config.me, state.config.unit, state.link.commit, promised, opened.acked)
     state = replace(state, is_leaving=True, open=opened)
     return RoundStep(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
