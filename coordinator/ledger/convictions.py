@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_Find = Callable[[Ledger], Sequence[AckPair]]
+_Find = Callable[[Ledger], Sequence[tuple[bytes, bytes]]]
+"""Finds pairs of signed messages that may convict their signer."""
 
 
 class Convictions:
@@ -45,7 +46,7 @@ class Convictions:
             StorageError: the ledger refused; the peer will send the same again.
         """
         if pairs:
-            await self._ban(lambda _: pairs)
+            await self._ban(lambda _: [(pair.one, pair.other) for pair in pairs])
 
     async def look_at(self, forked: Sequence[ChainLink]) -> None:
         """Compare the acks of recorded commits that have siblings with those of the siblings.
@@ -56,21 +57,21 @@ class Convictions:
         if forked:
             await self._ban(lambda ledger: self._pairs_on(ledger, forked))
 
-    def _pairs_on(self, ledger: Ledger, forked: Sequence[ChainLink]) -> Sequence[AckPair]:
-        pairs: list[AckPair] = []
+    def _pairs_on(self, ledger: Ledger, forked: Sequence[ChainLink]) -> Sequence[tuple[bytes, bytes]]:
+        pairs: list[tuple[bytes, bytes]] = []
         for link in forked:
             rows = ledger.commits(link.unit, link.parent)
             by_commit = {row.commit: decode_certificate(row.certificate) for row in rows}
             own = by_commit.pop(link.commit)
             for other in (each for each in by_commit.values() if not decode_record(each.record).lone):
-                pairs += [AckPair(one, two) for _, one, two in double_voters(own, other, self._check)]
+                pairs += [(one, two) for _, one, two in double_voters(own, other, self._check)]
         return pairs
 
     async def _ban(self, find: _Find) -> None:
         now_unix_s = self._clock.unix_s()
 
         def ban_all(ledger: Ledger) -> Sequence[tuple[PeerId, str, str]]:
-            found = (conviction_of(pair.one, pair.other, self._check) for pair in find(ledger))
+            found = (conviction_of(*pair, self._check) for pair in find(ledger))
             by_voter = {each.voter: each for each in found if each is not None}
             new = [each for each in by_voter.values() if not ledger.is_banned(each.voter)]
             return [(each.voter, each.words, self._banned(ledger, each, now_unix_s)) for each in new]

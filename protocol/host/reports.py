@@ -124,14 +124,16 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True)
 class AckPair:
-    """Two signed acks, or claims, of one voter that contradict each other (double_votes.py). The host checks them."""
+    """Two signed acks, or claims, or an ack and a goodbye, of one voter that contradict each other (double_votes.py). The host checks
+    them. A goodbye with a long record in it does not fit: the host finds it in the certificates of a fork.
+    """
 
     one: bytes
     other: bytes
 
     def __post_init__(self) -> None:
         longest = max(len(self.one), len(self.other))
-        require(longest <= MAX_SIGNED_BYTES, f"an ack or claim of {longest} bytes", f"at most {MAX_SIGNED_BYTES}")
+        require(longest <= MAX_SIGNED_BYTES, f"a signed message of {longest} bytes", f"at most {MAX_SIGNED_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,11 +388,11 @@ def _external_reducers(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple
 
 def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> RoundStep:
     """An ack came in. With a quorum of them the commit exists (R15), a lone one with everybody's (R18)."""
-    led = state.open.leading
-    if led is not None and sender in led.acks and led.acks[sender] != raw:
-        convicted = convict(state, ((led.acks[sender], raw),))
-        if convicted.actions:
-            return convicted
+    led, leave = state.open.leading, state.open.leaves.get(sender)
+    earlier = [led.acks[sender]] if led is not None and led.acks.get(sender, raw) != raw else []
+    convicted = convict(state, ((each, raw) for each in (*earlier, *([leave.raw] if leave is not None else ()))))
+    if convicted.actions:
+        return convicted
     is_ours = led is not None and message.ballot == led.ballot and message.commit == led.commit
     if (
         led is None

@@ -15,7 +15,7 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.bad_results import may_have_been_acked
-from protocol.rounds.lineage.chain import link_after, open_leave, open_message
+from protocol.rounds.lineage.chain import link_after, open_leave, open_message, tells_all_votes
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVote, Promise, Settle
@@ -121,7 +121,7 @@ def leaves_in(state: RoundState, settle: Settle) -> dict[PeerId, SignedLeave]:
     config, found = state.config, dict[PeerId, SignedLeave]()
     for raw in settle.leaves:
         peer, leave = open_leave(raw, verifier=config.verifier, run_id=config.run_id)
-        if leave.base == state.link.commit and leave.unit == config.unit:
+        if leave.base == state.link.commit and leave.unit == config.unit and tells_all_votes(leave, state.link):
             found[peer] = SignedLeave(leave, raw)
     return found
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, following, leading, telling, voting
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
+from protocol.rounds.expulsion import convict
 from protocol.rounds.failure_probes import (
     do_watch,
     is_everybody_pinged,
@@ -26,7 +26,7 @@ from protocol.rounds.failure_probes import (
     silent_noted,
     whom_we_ping,
 )
-from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain import is_vote_on
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import Action, DropMember, PrepareContribution, SendHeartbeat
@@ -421,13 +421,17 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     """A goodbye: nobody waits for the leaver, and it stops counting towards the quorum on this base (R3). The first goodbye on a
     base stands: a peer that came back and leaves again has not voted in between, and may know fewer of its earlier votes.
     """
-    view = state.peers.get(sender)
+    view, led = state.peers.get(sender), state.open.leading
     if view is None or leave.member.peer != sender:
         found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
         return RoundStep(state, remark=f"{found}; expected its own goodbye, from a known peer")
+    if led is not None and sender in led.acks:
+        convicted = convict(state, ((led.acks[sender], raw),))
+        if convicted.actions:
+            return convicted
     state = with_view(state, replace(view, left=True))
     is_first = has_room_for_leave(state, leave) and sender not in state.open.leaves
-    if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
+    if is_first and leave.unit == state.config.unit and is_vote_on(leave, state.link) and raw:
         leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
         state = replace(state, open=replace(state.open, leaves=leaves))
     certified = attempt.certify(state)
@@ -453,16 +457,6 @@ def leaving_soon(state: RoundState, now_s: float) -> RoundStep:
     reason = f"we leave soon: {state.tokens_ready} ready tokens are taken now, for the round to come"
     state = replace(state, open=replace(opened, is_preparing=True))
     return RoundStep(state, (PrepareContribution(state.link.commit, reason),), reason)
-
-
-def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:
-    if leave.base != state.link.commit or leave.acked is None:
-        return leave.base == state.link.commit
-    try:
-        link_after(state.link, leave.acked.record)
-    except RemoteProtocolError:
-        return False
-    return True
 
 
 def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> RoundStep:

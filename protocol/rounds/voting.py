@@ -465,7 +465,7 @@ def leave_ordered(state: RoundState, event: LeaveOrdered) -> RoundStep:
         return RoundStep(state, remark="leaving already")
     opened, base = replace(state.open, leading=None, gathering=None), state.link.commit
     # A peer that does not know all its votes on this base must stay in its electorate: it may have helped to decide it.
-    promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
+    promised = opened.promised if state.may_vote else Ballot(LAST_ATTEMPT, state.config.me.peer)
     leave = Leave(state.config.me, state.config.unit, base, promised, opened.acked, event.carrier_on(base))
     state = replace(state, is_leaving=True, open=opened)
     return RoundStep(state, (LogLeave(leave, "the owner wants to go"),), "leaving")

@@ -292,6 +292,7 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "a member votes twice on one base": (
         f"{RECORDS}::test_two_acks_of_one_voter_convict_it_and_nothing_of_it_counts_any_more",
+        "simulation/test_goodbye_attacks::test_a_voter_whose_goodbye_hides_its_ack_is_convicted_when_both_commits_meet",
         (
             "coordinator/ledger/test_convictions::"
             "test_a_proven_double_vote_bans_the_voter_and_the_answer_brings_the_ban_with_the_proof_in_words"

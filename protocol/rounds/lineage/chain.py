@@ -18,7 +18,7 @@ from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import Ack, Certificate, Leave, PreVote, Promise
-from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import decode_message, decode_record
 
 
@@ -88,6 +88,27 @@ def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId
     if leave.member.peer != sender:
         raise RemoteProtocolError(f"a goodbye of {short(leave.member.peer)} that {short(sender)} signed", "its own")
     return sender, leave
+
+
+def tells_all_votes(leave: Leave, base: ChainLink) -> bool:
+    """Whether a goodbye makes the quorum on its base smaller only as far as its signer's votes allow. A process with a newer disk than
+    the roster names does not know what its peer voted: it has to claim the highest ballot.
+    """
+    has_none = leave.promised is not None and leave.promised.attempt == LAST_ATTEMPT
+    return has_none or base.may_vote(leave.member.peer, leave.member.incarnation)
+
+
+def is_vote_on(leave: Leave, base: ChainLink) -> bool:
+    """Whether a goodbye tells of votes on this base, and of a record that fits to it if it tells of one."""
+    if leave.base != base.commit or not tells_all_votes(leave, base):
+        return False
+    if leave.acked is None:
+        return True
+    try:
+        link_after(base, leave.acked.record)
+    except RemoteProtocolError:
+        return False
+    return True
 
 
 def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:

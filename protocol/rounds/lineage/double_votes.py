@@ -4,9 +4,11 @@ An honest voter may ack a second record on a base, in a higher ballot, if the fi
 the first. So one of two things is a proof: two acks of one ballot, or a later ack that does not name the earlier. Acks of lone
 records stand apart, as their promises do (R18).
 
-Two claims of one process on one base prove a lie as well: it makes one contribution for all attempts (R8).
+Two claims of one process on one base prove a lie as well: it makes one contribution for all attempts (R8). So does a goodbye that
+says nothing of an ack of its signer on its base: without the leaver fewer voters are a quorum, and nothing else would tell that it
+voted (R3).
 
-Rules: R8, R16, R18 (protocol/rounds/RULES.md).
+Rules: R3, R8, R16, R18 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.identity.envelope import enveloped, open_envelope
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.lineage.chain import open_ack
+from protocol.rounds.lineage.chain import open_ack, open_leave
 from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, claim_in
 from protocol.rounds.messages.claim import decode_claim, encode_claim
@@ -28,7 +30,9 @@ from protocol.rounds.messages.requests import ContributionHeader
 
 @dataclass(frozen=True, slots=True)
 class Conviction:
-    """The voter that its own signatures convict, the base, and the two records that it acked there; none if it signed two claims."""
+    """The voter that its own signatures convict, the base, and the two records that it acked there: one if it said goodbye beside it,
+    none if it signed two claims.
+    """
 
     voter: PeerId
     base: CommitId
@@ -40,22 +44,25 @@ class Conviction:
         base = short(self.base)
         if not self.commits:
             return f"signed two claims of one process on base {base}"
+        if len(self.commits) == 1:
+            return f"acked {short(self.commits[0])} on base {base}, and its goodbye hides that"
         both = " and ".join(short(commit) for commit in self.commits)
         return f"acked {both} on base {base}, and the later ack hides the earlier"
 
 
 def double_voter(one: bytes, other: bytes, check: SignatureCheck) -> PeerId | None:
-    """The peer that these two signed acks, or claims, convict; None if they prove nothing."""
+    """The peer that these two signed messages convict; None if they prove nothing."""
     found = conviction_of(one, other, check)
     return found.voter if found is not None else None
 
 
 def conviction_of(one: bytes, other: bytes, check: SignatureCheck) -> Conviction | None:
-    """The proof that these two signed acks, or claims, are; None if they prove nothing."""
+    """The proof that these two signed acks, or claims, or an ack and a goodbye, are; None if they prove nothing."""
     try:
         acks = [open_ack(raw, verifier=check.verifier, run_id=check.run_id) for raw in (one, other)]
     except (RemoteProtocolError, VersionError):
-        return _two_claims_of_one(one, other, check)
+        hidden = _hidden_ack(one, other, check) or _hidden_ack(other, one, check)
+        return hidden or _two_claims_of_one(one, other, check)
     (voter, low), (other_voter, high) = sorted(acks, key=lambda item: item[1].ballot)
     if voter != other_voter or (low.unit, low.base) != (high.unit, high.base) or low.lone or high.lone:
         return None
@@ -70,11 +77,13 @@ def conviction_of(one: bytes, other: bytes, check: SignatureCheck) -> Conviction
 def double_voters(
     one: Certificate, other: Certificate, check: SignatureCheck
 ) -> tuple[tuple[PeerId, bytes, bytes], ...]:
-    """The voters that two certificates on one base convict, each with the two acks that prove it."""
+    """The voters that two certificates on one base convict, each with two acks, or an ack and a goodbye, that prove it."""
     ours, theirs = (_by_voter(acks_of(certificate, check.run_id), check) for certificate in (one, other))
-    pairs = ((ours[peer], theirs[peer]) for peer in sorted(ours.keys() & theirs.keys()))
-    found = ((double_voter(*pair, check), *pair) for pair in pairs)
-    return tuple((voter, first, second) for voter, first, second in found if voter is not None)
+    our_leaves, their_leaves = (_by_leaver(certificate.leaves, check) for certificate in (one, other))
+    signed = (ours, theirs), (ours, their_leaves), (our_leaves, theirs)
+    pairs = [(mine[peer], other[peer]) for mine, other in signed for peer in sorted(mine.keys() & other.keys())]
+    found = {voter: pair for pair in reversed(pairs) if (voter := double_voter(*pair, check)) is not None}
+    return tuple((voter, *found[voter]) for voter in sorted(found))
 
 
 def _by_voter(acks: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, bytes]:
@@ -86,6 +95,34 @@ def _by_voter(acks: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, byte
         except (RemoteProtocolError, VersionError):
             continue
     return found
+
+
+def _by_leaver(leaves: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, bytes]:
+    """The goodbyes by their signer; those that cannot be read are left out."""
+    found: dict[PeerId, bytes] = {}
+    for raw in leaves:
+        try:
+            found[open_leave(raw, verifier=check.verifier, run_id=check.run_id)[0]] = raw
+        except (RemoteProtocolError, VersionError):
+            continue
+    return found
+
+
+def _hidden_ack(signed_ack: bytes, goodbye: bytes, check: SignatureCheck) -> Conviction | None:
+    """An ack in a higher ballot than any that a goodbye on the same base tells of: whoever leaves tells its highest promise, and votes
+    on nothing there from then on.
+    """
+    try:
+        voter, ack = open_ack(signed_ack, verifier=check.verifier, run_id=check.run_id)
+        leaver, leave = open_leave(goodbye, verifier=check.verifier, run_id=check.run_id)
+    except (RemoteProtocolError, VersionError):
+        return None
+    if voter != leaver or (ack.unit, ack.base) != (leave.unit, leave.base) or ack.lone or ack.version == 0:
+        return None
+    told = [leave.promised, leave.acked.ballot if leave.acked is not None else None]
+    if any(ballot is not None and ballot >= ack.ballot for ballot in told):
+        return None
+    return Conviction(voter, ack.base, (ack.commit,))
 
 
 def _two_claims_of_one(one: bytes, other: bytes, check: SignatureCheck) -> Conviction | None:

@@ -399,7 +399,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class DoubleVote:
-    """Two signed acks, or claims, of one voter that contradict each other (double_votes.py)."""
+    """Two signed acks, or claims, or an ack and a goodbye, of one voter that contradict each other (double_votes.py)."""
 
     unit: UnitName
     one: bytes

@@ -223,7 +223,7 @@ def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
         body.double_votes.add(one=b"1", other=b"2")
     with pytest.raises(RemoteProtocolError, match="double votes"):
         decode_report(body.SerializeToString())
-    with pytest.raises(RemoteProtocolError, match=f"an ack or claim of {MAX_SIGNED_BYTES + 1} bytes"):
+    with pytest.raises(RemoteProtocolError, match=f"a signed message of {MAX_SIGNED_BYTES + 1} bytes"):
         AckPair(b"1" * (MAX_SIGNED_BYTES + 1), b"2")
 
 

@@ -1,4 +1,4 @@
-"""Two acks of one voter: when they prove a lie, and when an honest voter may sign both.
+"""Two signatures of one voter: when they prove a lie, and when an honest voter may make both.
 
 Rules: R16, R18 (protocol/rounds/RULES.md).
 """
@@ -13,8 +13,8 @@ from protocol.ids import CommitId, Root, UnitName
 from protocol.rounds.lineage.double_votes import conviction_of, double_voter, double_voters
 from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.messages.claim import encode_claim
-from protocol.rounds.messages.messages import Ack, Certificate, Leave
-from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.messages import Ack, AckedRecord, Certificate, Leave
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import encode_message
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
@@ -81,8 +81,7 @@ def test_nobody_is_convicted_by_what_it_did_not_sign(voter: Seat) -> None:
     liar = voter.table.others(voter)[0]
     mine, forged = _ack(voter), _ack(voter, commit=OTHER)
     tampered = forged[:-1] + bytes([forged[-1] ^ 1])
-    leave = voter.sealed(encode_message(Leave(voter.member, UNIT, BASE)))
-    for other in (_ack(liar, commit=OTHER), tampered, b"", leave):
+    for other in (_ack(liar, commit=OTHER), tampered, b"", _goodbye(liar, None)):
         assert double_voter(mine, other, CHECK) is None
     assert double_voter(mine, forged, replace(CHECK, run_id=b"x" * 32)) is None
 
@@ -103,6 +102,55 @@ def test_a_conviction_names_voter_base_and_both_records_in_few_words(voter: Seat
     assert (found.voter, found.base, found.commits) == (voter.peer, BASE, (ONE, OTHER))
     assert found.words == "acked 31313131 and 32323232 on base 62626262, and the later ack hides the earlier"
     assert conviction_of(_ack(voter), _ack(voter), CHECK) is None
+
+
+# --- goodbyes -----------------------------------------------------------------------------------------------------------------
+
+
+def _goodbye(seat: Seat, attempt: int | None, acked: int | None = None, **changes: object) -> bytes:
+    """It tells of its promise to this attempt, and of an ack in that one; None for neither."""
+    promised = None if attempt is None else Ballot(attempt, seat.peer)
+    entry = None if acked is None else AckedRecord(Ballot(acked, seat.peer), b"record")
+    leave = Leave(seat.member, UNIT, BASE, promised, entry)
+    return seat.sealed(encode_message(replace(leave, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("promised", "acked"), [(None, None), (1, None), (1, 1), (None, 0)])
+def test_a_goodbye_that_tells_of_no_vote_as_high_as_an_ack_on_its_base_convicts(
+    promised: int | None, acked: int | None, voter: Seat
+) -> None:
+    pair = _ack(voter, 2), _goodbye(voter, promised, acked)
+    for found in (conviction_of(*pair, CHECK), conviction_of(*pair[::-1], CHECK)):
+        assert found is not None
+        assert (found.voter, found.base, found.commits) == (voter.peer, BASE, (ONE,))
+        assert found.words == "acked 31313131 on base 62626262, and its goodbye hides that"
+
+
+def test_an_honest_goodbye_and_one_of_another_round_or_beside_a_lone_or_old_ack_convict_nobody(voter: Seat) -> None:
+    ack, hides = _ack(voter, 2), _goodbye(voter, None)
+    for one, other in (
+        (ack, _goodbye(voter, 2)),
+        (ack, _goodbye(voter, 7, 1)),
+        (ack, _goodbye(voter, 2, 2)),
+        (ack, _goodbye(voter, LAST_ATTEMPT)),
+        (ack, _goodbye(voter, None, base=CommitId(b"x" * 32))),
+        (ack, _goodbye(voter, None, unit=UnitName("fragment-9"))),
+        (_ack(voter, 2, lone=True), hides),
+        (_ack(voter, 2, version=0), hides),
+        (hides, hides),
+    ):
+        assert conviction_of(one, other, CHECK) is None
+        assert conviction_of(other, one, CHECK) is None
+
+
+def test_a_certificate_with_a_goodbye_and_one_with_its_signers_ack_convict_it() -> None:
+    one, both, other = Table(3).live()
+    first = Certificate(b"", (_ack(one),), (_goodbye(both, None), b"no goodbye"))
+    second = Certificate(b"", (_ack(other, commit=OTHER), _ack(both, commit=OTHER)))
+    for pair in ((first, second), (second, first)):
+        ((voter, *signed),) = double_voters(*pair, CHECK)
+        assert voter == both.peer
+        assert double_voter(*signed, CHECK) == both.peer
 
 
 # --- claims -------------------------------------------------------------------------------------------------------------------

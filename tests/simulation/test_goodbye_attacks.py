@@ -1,0 +1,126 @@
+"""Goodbyes that make a quorum smaller than the votes of their peer allow, at a table of honest peers.
+
+Rules: R3, R14, R16 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from protocol.rounds.events import LeaveOrdered
+from protocol.rounds.lineage.quorum import tie_holder
+from protocol.rounds.messages.messages import Ack, Certificate, Committed, Leave, RoundMessage, Settle
+from protocol.rounds.messages.record import LAST_ATTEMPT
+from protocol.rounds.orders import ReportDoubleVote
+from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
+
+
+@dataclass
+class Decided:
+    """A commit of three that its leader alone knows of: it has its own ack and that of `voter`. The leader is gone, and if the voter
+    left, `third` would be a quorum alone.
+    """
+
+    table: Table
+    leader: Seat
+    voter: Seat
+    third: Seat
+
+
+def _decided() -> Decided:
+    for index in range(1, 12):
+        table = Table(3, longest_interval_s=5.0)
+        table.run_until(lambda table=table, index=index: table.all_at(index), 300.0)  # type: ignore[misc]
+        leader = table.opener()
+        third = next(seat for seat in table.others(leader))
+        if tie_holder(RUN_ID, [leader.peer, third.peer]) != third.peer:
+            (third,) = table.others(leader, third)
+        if tie_holder(RUN_ID, [leader.peer, third.peer]) == third.peer:
+            break
+    (voter,) = table.others(leader, third)
+    base = leader.head.index
+
+    def drops(sender: str, to: str, message: RoundMessage) -> bool:
+        is_told = isinstance(message, Committed) and sender == leader.peer != to
+        return is_told or (isinstance(message, Ack | Settle) and third.peer in (sender, to))
+
+    table.drops = drops  # type: ignore[assignment]
+    table.run_until(lambda: leader.head.index == base + 1, 60.0)
+    assert voter.head == third.head != leader.head
+    table.kill(leader)
+    table.drops = lambda sender, to, message: False
+    return Decided(table, leader, voter, third)
+
+
+def test_a_peer_that_leaves_with_a_new_disk_makes_no_quorum_smaller_for_it_may_have_voted() -> None:
+    scene = _decided()
+    table, voter, third = scene.table, scene.voter, scene.third
+    known = list(third.disk.chain)
+    table.restart(voter, loses_disk=True)
+    voter.disk.chain = known
+    voter.start()
+    table.tick()
+    voter.feed(LeaveOrdered())
+    table.talk()
+    (leave,) = voter.sent(Leave)
+    assert isinstance(leave, Leave)
+    assert leave.promised is not None
+    assert leave.promised.attempt == LAST_ATTEMPT
+    table.kill(voter)
+    base = third.head.index
+    table.run_until(lambda: third.head.index > base, 60.0)
+    assert third.disk.chain[base][0].is_lone
+    decided = scene.leader.head
+    table.restart(scene.leader)
+    table.run_until(lambda: table.all_at(base + 3), 200.0)
+    assert decided in [link for link, _ in third.disk.chain]
+
+
+def test_a_goodbye_of_a_new_disk_that_promised_nothing_counts_for_nobody() -> None:
+    scene = _decided()
+    voter, third = scene.voter, scene.third
+    member = replace(voter.member, incarnation=voter.member.incarnation + 1, session=voter.member.session + 1)
+    third.hear(voter, Leave(member, UNIT, third.head.commit))
+    assert third.state.open.leaves == {}
+    assert third.state.peers[voter.peer].left
+
+
+@pytest.mark.parametrize("who_meets", ["leader", "third"])
+def test_a_voter_whose_goodbye_hides_its_ack_is_convicted_when_both_commits_meet(
+    who_meets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = _decided()
+    table, leader, voter, third = scene.table, scene.leader, scene.voter, scene.third
+    noted: list[Certificate] = []
+    monkeypatch.setattr(table, "_note", noted.append)
+    table.kill(voter)
+    base = third.head
+    third.hear(voter, Leave(voter.member, UNIT, base.commit))
+    table.run_until(lambda: third.head.index > base.index, 60.0)
+    seat, other = (leader, third) if who_meets == "leader" else (third, leader)
+    table.restart(leader)
+    seat.hear(other, Committed(UNIT, other.disk.chain[base.index][1]))
+    assert seat.state.barred.expelled == {voter.peer}
+    (report,) = seat.ordered(ReportDoubleVote)
+    assert isinstance(report, ReportDoubleVote)
+    assert "its goodbye hides that" in report.reason
+
+
+@pytest.mark.parametrize("is_ack_first", [True, False])
+def test_a_leader_that_hears_an_ack_and_a_goodbye_that_hides_it_expels_the_voter(is_ack_first: bool) -> None:
+    table = Table(5, longest_interval_s=5.0)
+    leader = table.opener()
+    voter, *others = table.others(leader)
+    silent = {seat.peer for seat in (others if is_ack_first else (voter, *others))}
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in silent
+    table.run_until(lambda: bool(voter.sent(Ack)), 60.0)
+    (ack,) = voter.sent(Ack)
+    hides = Leave(voter.member, UNIT, leader.head.commit)
+    leader.hear(voter, hides)
+    if not is_ack_first:
+        leader.hear(voter, ack)
+    assert leader.state.barred.expelled == {voter.peer}
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: all(seat.head.index >= 3 for seat in table.others(voter)), 240.0)
