@@ -32,8 +32,8 @@ CA_DAYS: Final = 3650
 _SCHEME: Final = "potluck:peer:"
 _RUN_SCHEME: Final = "potluck:run:"
 _REQUEST_LIFE_MS: Final = 300_000
-MAX_REMEMBERED: Final = 1024
-"""Credentials in the cache of checked issuers."""
+MAX_REMEMBERED: Final = 8192
+"""Credentials in the cache of checked issuers, under a kilobyte each: those of the largest run whose peers all know each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ it. So a line "pace = anna oak" is skipped by them, and tells the name and the t
 
 from __future__ import annotations
 
-import functools
 import struct
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from hashlib import sha256
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -25,7 +26,7 @@ from averaging.network.seams.bulk_address import BulkAddress, decode_addresses
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.credential import check_credential
-from protocol.identity.envelope import Envelope, open_envelope, seal
+from protocol.identity.envelope import Envelope, open_envelope, seal, taken_apart
 from protocol.identity.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId
 from protocol.tensors.expert_schema import MAX_EXPERTS
@@ -36,8 +37,10 @@ MAX_RECORD_LIFE_S: Final = 3600.0
 CLOCK_SLACK_S: Final = 5.0
 """Two honest clocks may differ by this much."""
 
-MAX_REMEMBERED: Final = 512
-"""Verified records in the cache, each at most MAX_RECORD_BYTES and mostly far shorter."""
+MAX_REMEMBERED: Final = 16_384
+"""Verified records of which the digests are kept. That is four times what one key of the directory can hold, since a record is renewed
+while its last form still goes around.
+"""
 
 MAX_ADDRESSES: Final = 8
 MAX_ADDRESS_LETTERS: Final = 256
@@ -157,25 +160,54 @@ PayloadRule = Callable[[PeerId, bytes, float], None]
 """(owner, payload, unix time now in s) -> nothing; raises PotluckError if it may not be stored."""
 
 
+class _SeenRecords:
+    """Digests of records whose signatures are good, the latest MAX_REMEMBERED, with sender and expiry. Any thread may ask."""
+
+    def __init__(self, verifier: Verifier, run_id: RunId) -> None:
+        self._verifier, self._run_id = verifier, run_id
+        self._known = OrderedDict[bytes, tuple[PeerId, int]]()
+        self._lock = threading.Lock()
+
+    def checked(self, value: bytes) -> tuple[PeerId, int]:
+        """(the sender of this record, when it expires, unix ms).
+
+        Raises:
+            RemoteProtocolError, VersionError: as `open_record`.
+        """
+        digest = sha256(value).digest()
+        with self._lock:
+            known = self._known.get(digest)
+        if known is None:
+            envelope = open_record(value, verifier=self._verifier, run_id=self._run_id)
+            known = envelope.sender, envelope.expires_unix_ms
+        with self._lock:
+            self._known[digest] = known
+            self._known.move_to_end(digest)
+            if len(self._known) > MAX_REMEMBERED:
+                self._known.popitem(last=False)
+        return known
+
+
 def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: PayloadRule | None = None) -> RecordRule:
     """The rule with size, expiry, the owner's signature in this run, and `check_payload` if given.
 
-    Good signatures are cached, because every lookup returns each member's record from several nodes.
+    Good signatures are remembered, because every lookup returns each member's record from several nodes.
     """
-    opened = functools.lru_cache(maxsize=MAX_REMEMBERED)(partial(open_record, verifier=verifier, run_id=run_id))
+    seen = _SeenRecords(verifier, run_id)
 
     def judge(record: Record, now_unix_s: float) -> str:
         reason = sized_record_rule(record, now_unix_s)
         if reason:
             return reason
         try:
-            envelope = opened(record.value)
-            if envelope.sender != record.subkey:
-                return f"signed by {envelope.sender}, stored for {record.subkey}"
-            if record.expires_unix_s > envelope.expires_unix_ms / 1000 + 0.001:
+            sender, expires_unix_ms = seen.checked(record.value)
+            if sender != record.subkey:
+                return f"signed by {sender}, stored for {record.subkey}"
+            if record.expires_unix_s > expires_unix_ms / 1000 + 0.001:
                 return "kept longer than its owner allowed"
             if check_payload is not None:
-                check_payload(envelope.sender, envelope.payload, now_unix_s)
+                _, payload, _ = taken_apart(record.value)
+                check_payload(sender, payload, now_unix_s)
         except PotluckError as error:
             return error.one_line()
         return ""

@@ -35,6 +35,10 @@ about a kilobyte; without a limit, polls would be most of an idle peer's traffic
 """
 
 
+LONGEST_LOOK_S: Final = 1800.0
+"""Longest interval between polls, however many bytes one takes: a peer that no heartbeat reaches is found within that time."""
+
+
 def directory_key(run_id: RunId) -> str:
     """The directory key under which a run's peers announce themselves."""
     return f"potluck/{run_id.hex()}/peers"
@@ -84,8 +88,11 @@ class DirectoryPoller:
 
 
 def look_after_s(found: Sequence[DirectoryEntry], least_s: float, bytes_per_s: float = LOOK_BYTES_PER_S) -> float:
-    """The time until the next poll, so that polls of this size take at most `bytes_per_s` on average."""
-    return max(least_s, sum(len(entry.subkey) + len(entry.value) for entry in found) / bytes_per_s)
+    """The time until the next poll, so that polls of this size take at most `bytes_per_s` on average; at most LONGEST_LOOK_S unless
+    `least_s` is longer.
+    """
+    num_bytes = sum(len(entry.subkey) + len(entry.value) for entry in found)
+    return max(least_s, min(LONGEST_LOOK_S, num_bytes / bytes_per_s))
 
 
 @dataclass(frozen=True, slots=True)

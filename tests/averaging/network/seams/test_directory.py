@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from averaging.network.seams import directory
 from averaging.network.seams.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.directory import (
@@ -163,6 +164,25 @@ def test_a_signature_that_was_good_is_not_checked_again_and_a_bad_one_is() -> No
     bad = record._replace(value=value[:-1] + bytes([value[-1] ^ 1]))
     assert all("bad signature" in rule(bad, NOW_S) for _ in range(2))
     assert len(verifier.checked) == 3
+
+
+def test_of_more_records_than_are_remembered_the_latest_are_and_one_of_another_owner_is_refused_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "MAX_REMEMBERED", 4)
+    verifier = _Counting()
+    rule = signed_record_rule(verifier, RUN)
+    records = [
+        Record(OWNER.peer_id, seal_record(OWNER, RUN, number, NOW_S + 60, b""), NOW_S + 60) for number in range(5)
+    ]
+    assert [rule(record, NOW_S) for record in records] == [""] * 5
+    assert [rule(record, NOW_S) for record in records[1:]] == [""] * 4
+    assert len(verifier.checked) == 5
+    assert rule(records[0], NOW_S) == ""
+    assert len(verifier.checked) == 6
+    for _ in range(2):
+        assert "stored for another" in rule(records[0]._replace(subkey="another"), NOW_S)
+    assert len(verifier.checked) == 6
 
 
 @dataclass(frozen=True)
