@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.arithmetic.robust_mean import robust_mean
+from averaging.arithmetic.robust_mean import Judgement, robust_mean
 from averaging.arithmetic.weighted_mean import sum_dtype
 from averaging.codecs import codec_by_name
 from protocol.kinds.robust_table import ROBUST_RULES
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import encode_contribution
-from tests.benchmarks.convergence_training import CURVE_WINDOWS, Corpus, Training, Unit, heldout_loss
+from tests.benchmarks.convergence_training import CURVE_WINDOWS, Corpus, Training, Unit
 from tests.benchmarks.convergence_ways import Trial
 from tests.benchmarks.feedback import decoded
 from tests.benchmarks.stacked_decoder import StackedDecoder
@@ -167,6 +167,9 @@ class AttackedTraining(Training):
     robust: str = "off"
     losses: list[float] = field(default_factory=list)
     left_out: list[tuple[float, float]] = field(default_factory=list)
+    judged: list[list[Judgement]] = field(default_factory=list)
+    """Of each chunk, round by round."""
+
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def contributions(self, unit: Unit, theta_Mn: torch.Tensor, grid: ChunkGrid) -> tuple[torch.Tensor, int]:
@@ -207,16 +210,17 @@ class AttackedTraining(Training):
         """By the run's rule, chunk by chunk, as a reducer makes it."""
         num_honest, rule = self.num_peers - self.attack.num, ROBUST_RULES[self.robust]
         weights = [1] * num_honest + [self.attack.weight] * self.attack.num
-        mean_n, kept = torch.empty(grid.num_elements), list[np.ndarray]()
+        mean_n, found = torch.empty(grid.num_elements), list[Judgement]()
         for chunk in range(grid.num_chunks):
             begin, stop = grid.bounds(chunk)
             dtype = sum_dtype(unit.result)
             mean_n[begin:stop], judgement = robust_mean(rows_Mn[:, begin:stop].clone(), weights, rule, dtype)
-            kept.append(judgement.is_kept)
-        shares_M = 1.0 - np.mean(kept, axis=0)
+            found.append(judgement)
+        self.judged.append(found)
+        shares_M = 1.0 - np.mean([each.is_kept for each in found], axis=0)
         of_attackers = float(shares_M[num_honest:].mean()) if self.attack.num else 0.0
         self.left_out.append((float(shares_M[:num_honest].mean()), of_attackers))
-        self.losses.append(heldout_loss(self.trial.regime, unit.anchor_n, self.corpus.heldout, CURVE_WINDOWS))
+        self.losses.append(self._loss(CURVE_WINDOWS))
         return mean_n
 
 
@@ -227,5 +231,5 @@ def trained(trial: AttackTrial, corpus: Corpus) -> dict[str, object]:
     training = AttackedTraining(trial.trial, corpus, attack=trial.attack, robust=trial.robust)
     outcome = training.run()
     honest, false = np.mean(training.left_out, axis=0)
-    last = heldout_loss(trial.trial.regime, training.units[0].anchor_n, corpus.heldout, CURVE_WINDOWS)
+    last = training._loss(CURVE_WINDOWS)
     return {**asdict(outcome), "losses": [*training.losses, last], "left_out": [float(honest), float(false)]}

@@ -73,9 +73,9 @@ learning_rate = 0.01
 batch_tokens = 64
 [round]
 mode = "blocking"
-target_tokens = 256
+target_tokens = 1024
 chunk_elements = 256
-longest_interval_s = 2.0
+longest_interval_s = 6.0
 robust = "clip-agree"
 weight_cap = 5
 [checkpoint]
