@@ -106,6 +106,7 @@ FETCHES = [
     r.FetchCommits(UNIT, (BASE, CommitId(b"c" * 32), CommitId(b"a" * 32))),
     r.FetchState(UNIT, 0, 9, BASE),
     r.FetchHashes(UNIT, BASE),
+    r.FetchParts(UNIT, BASE, 4),
 ]
 
 
