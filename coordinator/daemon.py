@@ -65,6 +65,7 @@ from coordinator.host_view import (
     newest_events,
     note_events,
     noticed,
+    opened_history,
     opened_scores,
     public_source,
     shown_view,
@@ -98,10 +99,12 @@ from protocol.identity.envelope import open_envelope
 from protocol.identity.identity_file import open_identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.messages.wire import genesis_id
 from protocol.tensors.tensor_schema import ChunkGrid
 
 if TYPE_CHECKING:
+    from averaging.rounds.lineage.unit_chain import UnitChain
     from averaging.state.state import UnitState
     from coordinator.checkpoints.checkpointer import Checkpointer
     from coordinator.experts.unit_keeper import UnitKeeper
@@ -179,6 +182,7 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
             tracked = TrackedRun(*fixed, run.dataset.heldout_shares)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
+            tracker.history = await opened_history(run, held.identity, units[0].unit, writer, offload)
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             memory = MemoryKeeper(writer, clock)
             disk.needed_bytes = FULL_BYTES + run_size(run.manifest.config).state_bytes
@@ -369,9 +373,10 @@ async def _tick(host: HostDaemon) -> None:
 
 def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
     from averaging.codecs import codec_by_name
-    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # imports torch
+    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace  # imports torch
     from coordinator.checkpoints.checkpoints import Companions
     from coordinator.checkpoints.state_fetcher import Replayer, StateFetcher
+    from coordinator.checkpoints.thinning import CheckpointRules
 
     manifest, folder = host.run.manifest, host.run.folder
     schema, *others = manifest.unit_schemas().values()
@@ -440,9 +445,16 @@ async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
     reach = partial(_reach, host, network)
-    tools = PlacementContext(
-        host.run, Ed25519Verifier(host.run.authority.certificate_der), host.offload, partial(_start_of, host)
-    )
+    verifier, history = Ed25519Verifier(host.run.authority.certificate_der), host.tracker.history
+    tools = PlacementContext(host.run, verifier, host.offload, partial(_start_of, host))
+    if history is not None:
+        tools = replace(tools, milestones=history.of)
+
+    async def settled(chain: UnitChain) -> None:
+        if history is not None:
+            roots = attested_roots(chain.links)
+            await history.look_at(genesis_id(_start_of(host)), chain.links, roots.get)
+
     places = await host.offload.run(lambda: kept_places(tools))
     tracker = host.tracker
     view = KeeperView(
@@ -453,6 +465,7 @@ async def _unit_keeper(host: HostDaemon, network: Network) -> UnitKeeper:
         tracker.spine_view,
         tracker.units.note_commits,
         tracker.units.note_not_counted,
+        settled,
     )
     return UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
 
@@ -476,7 +489,8 @@ def _serve_checkpoints(host: HostDaemon, network: Network, keeper: UnitKeeper | 
     states = CheckpointStates(
         host.run.folder / CHECKPOINT_FOLDER, spine, grid, partial(followed_checkpoints, tracker), host.offload
     )
-    view = DonorView(is_admitted, lineage)
+    history = tracker.history
+    view = DonorView(is_admitted, lineage, milestones=history.newest if history is not None else tuple)
     if keeper is not None:
         view = replace(view, others=keeper.answer_fetch, kept_elsewhere=frozenset(manifest.parts))
     network.serve_streams(FETCH_CHANNEL, CheckpointDonor(spine.unit, states, host.writer, view).serve_fetch)

@@ -31,6 +31,8 @@ from coordinator.admission.invites import (
 from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
+from coordinator.history.certificate_archive import ARCHIVE_FOLDER
+from coordinator.history.run_history import HistoryPlace, RunHistory
 from coordinator.ledger.ledger import CheckpointRow, Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
@@ -52,8 +54,10 @@ from coordinator.status.host_notices import HostConditions
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
+from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity
 from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import UnitName
 
 if TYPE_CHECKING:
     from coordinator.policy.config import HostConfig
@@ -151,6 +155,21 @@ async def greet(
         say(qr_at_start(issued.line, size.columns, size.lines))
 
 
+async def opened_history(
+    run: RunFiles, identity: Identity, spine: UnitName, ledger: LedgerWriter, offload: ThreadOffload
+) -> RunHistory:
+    """The run's milestones, and the archive of its certificates.
+
+    Raises:
+        StorageError: the ledger cannot be read.
+    """
+    verifier = Ed25519Verifier(run.authority.certificate_der)
+    place = HistoryPlace(run.manifest.run_id, identity, verifier, spine, run.folder / ARCHIVE_FOLDER)
+    history = RunHistory(place, ledger, offload)
+    await history.restore()
+    return history
+
+
 async def opened_scores(
     run: RunFiles, tokenizer: RunTokenizer | None, tracker: RunTracker, ledger: LedgerWriter, offload: ThreadOffload
 ) -> TaskScores:
@@ -199,6 +218,8 @@ async def note_events(host: HostDaemon) -> None:
     heard_s = {peer: entry.seen_s for peer, entry in picture.peers.items()}
     rows, chosen = [event_row(event) for event in new], {p: entry.report.chosen for p, entry in picture.peers.items()}
     await host.memory.look(host.tracker.chain, heard_s, host.events.states, rows, chosen)
+    if host.tracker.history is not None:
+        await host.tracker.history.look(host.tracker.chain)
 
 
 def shown_view(host: HostDaemon) -> HostView:

@@ -59,7 +59,6 @@ from peer.membership.joining import (
     usable_invite,
 )
 from peer.membership.kept_addresses import keep_addresses, with_kept
-from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.membership.network_options import network_options
 from peer.membership.process_takeover import DirectoryClaim
 from peer.membership.revocations import Revocations
@@ -70,7 +69,7 @@ from peer.pipeline.lane_training import train_in_lanes
 from peer.profile.profile_service import serve_profiles
 from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
-from peer.session.build import load_anchors, open_chains, text_plan, training_plan, whole_anchor
+from peer.session.build import kept_milestones, load_anchors, open_chains, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_all
 from peer.session.damaged_logs import lost_index, set_aside
@@ -80,7 +79,7 @@ from peer.session.notices import notices_of
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.run_layout import trainer_on_cards
-from peer.session.session import JoinedSession, PeerSession, SequenceNumbers
+from peer.session.session import JoinedSession, PeerSession, SequenceNumbers, upkeep_of
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
 from peer.status.local_view import LOG_NAME
@@ -323,7 +322,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     nursery.start_soon(keep_cool)
     nursery.start_soon(recall_history, history_path(life.folder), life.board)
     nursery.start_soon(keep_history, history_path(life.folder), life.board, partial(status_of, life.sources))
-    upkeep = _upkeep(life, membership, joined.roster)
+    upkeep = upkeep_of(joined)
     nursery.start_soon(upkeep.keep_host_heard)
     nursery.start_soon(upkeep.keep_peers)
     nursery.start_soon(upkeep.keep_reached, network, membership.saved.ways_in)
@@ -336,12 +335,13 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
     search = StartSearch(life.folder, membership, joined.poller, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
+    reporter.milestones = await kept_milestones(life.folder, membership, start, joined.verifier)
     held = await _settle_experts(joined, start)
     if held:
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
-    given = start_shards(membership.dataset, cache.path)
+    given, milestones = start_shards(membership.dataset, cache.path), reporter.milestones.held
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
+    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held, milestones)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
     return chains
 
@@ -356,10 +356,10 @@ async def _settle_experts(joined: JoinedSession, start: bytes) -> tuple[int, ...
     if not joined.experts.wanted and me not in record.roster:
         ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
         membership, units = joined.membership, tuple(joined.membership.manifest.parts)
-        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
+        kept = joined.reporter.milestones.held if joined.reporter.milestones is not None else None
+        prove = CommitProof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units, kept)
         reachable, index = joined.roster.taking_connections(), joined.reporter.reported_index
-        founders = of_founders(record, joined.experts.num_parts)
-        seen = await present(listed, reachable, ask, prove, units, index, founders)
+        seen = await present(listed, reachable, ask, prove, units, index, of_founders(record, joined.experts.num_parts))
     held = await joined.experts.settle(record, me, seen)
     joined.roster.hold(held)
     return held
@@ -479,18 +479,6 @@ async def _bring_data(joined: JoinedSession, cache: ShardCache, held: Sequence[i
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
     await ThreadOffload().run(partial(check_data, membership.manifest.config, membership.dataset, cache))
-
-
-def _upkeep(life: PeerSession, membership: Membership, roster: CredentialCache) -> MembershipUpkeep:
-    return MembershipUpkeep(
-        folder=life.folder,
-        roster=roster,
-        identity=life.identity,
-        run_id=membership.run_id,
-        ca_certificate_der=life.invite.ca_certificate_der,
-        clock=life.clock,
-        offload=ThreadOffload(),
-    )
 
 
 async def _members_listed(joined: JoinedSession) -> tuple[PeerId, ...]:

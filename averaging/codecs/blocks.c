@@ -1,5 +1,5 @@
 /* The dense codecs (dense.py) in compiled form: the same bytes and the same numbers, in one pass instead of six to ten. And which values
-   of a block are the largest (sparse.py).
+   of a block are the largest (sparse.py), and the products of several vectors with each other (gram.py).
 
    Every operation is one IEEE 754 operation or an integer one, in the order in which dense.py and weighted_mean.py do it: in single
    precision, but for sums that are kept in double. Build with -ffp-contract=off and without -ffast-math: a fused multiplication and
@@ -373,6 +373,55 @@ EVERY_MACHINE int potluck_largest(const float *values, int64_t num_blocks, int64
         }
         for (int64_t i = 0; i < num; i++)
             places[i] = i < written ? at[i] : SPARSE_BLOCK;
+    }
+    return 0;
+}
+
+enum { LANES = 8, PART = 4, PARTS = LANES / PART, TILE = 128, MOST_ROWS = 64, TOGETHER = 4 };
+/* Written out, for a compiler would keep the sums in memory. */
+typedef double part_of __attribute__((vector_size(8 * PART)));
+
+/* The products of `one` with `num` rows, value by value: number k of them is added to the sum of lane k mod 8, k ascending. */
+INSIDE void add_products(const double *one, const double (*rows)[TILE], const int num, int num_values, double *sums)
+{
+    part_of own[TOGETHER][PARTS], first, second;
+    for (int j = 0; j < num; j++)
+        memcpy(own[j], sums + j * LANES, sizeof(own[j]));
+    for (int k = 0; k < num_values; k += LANES)
+        for (int part = 0; part < PARTS; part++) {
+            memcpy(&first, one + k + part * PART, sizeof(first));
+            for (int j = 0; j < num; j++) {
+                memcpy(&second, rows[j] + k + part * PART, sizeof(second));
+                own[j][part] = own[j][part] + first * second;
+            }
+        }
+    for (int j = 0; j < num; j++)
+        memcpy(sums + j * LANES, own[j], sizeof(own[j]));
+}
+
+/* Into sums[i][j][lane] of each pair j <= i of rows of n values, as `add_products` says. The caller has set them to 0, and joins the
+   lanes. A product of two single precision numbers is exact in double. */
+EVERY_MACHINE int potluck_gram(const float *rows, int64_t num_rows, int64_t n, double *sums)
+{
+    double wide[MOST_ROWS][TILE];
+    if (num_rows > MOST_ROWS)
+        return 1;
+    for (int64_t begin = 0; begin < n; begin += TILE) {
+        const int num = n - begin < TILE ? (int)(n - begin) : TILE, padded = (num + LANES - 1) / LANES * LANES;
+        for (int64_t i = 0; i < num_rows; i++) {
+            for (int k = 0; k < num; k++)
+                wide[i][k] = (double)rows[i * n + begin + k];
+            for (int k = num; k < padded; k++)
+                wide[i][k] = 0.0;
+        }
+        for (int64_t i = 0; i < num_rows; i++) {
+            double *own = sums + i * num_rows * LANES;
+            int64_t j = 0;
+            for (; j + TOGETHER <= i + 1; j += TOGETHER)
+                add_products(wide[i], wide + j, TOGETHER, padded, own + j * LANES);
+            for (; j <= i; j++)
+                add_products(wide[i], wide + j, 1, padded, own + j * LANES);
+        }
     }
     return 0;
 }

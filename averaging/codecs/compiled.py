@@ -25,6 +25,7 @@ SPARSE_BLOCK_ELEMENTS: Final = 4096
 
 Encoded = Sequence[bytes | memoryview]
 IntArray = npt.NDArray[np.int64]
+DoubleArray = npt.NDArray[np.float64]
 
 
 class CompiledBlocks:
@@ -41,7 +42,7 @@ class CompiledBlocks:
             source_hash = library.potluck_source
             self._encode, self._decode = library.potluck_encode, library.potluck_decode
             self._add, self._add_wide, self._step = library.potluck_add, library.potluck_add_wide, library.potluck_step
-            self._largest = library.potluck_largest
+            self._largest, self._gram = library.potluck_largest, library.potluck_gram
         except AttributeError as error:
             raise OSError(str(error)) from error
         source_hash.restype = ctypes.c_char_p
@@ -53,6 +54,7 @@ class CompiledBlocks:
         self._add_wide.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_double, ctypes.c_float, pointer]
         self._step.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, pointer, pointer]
         self._largest.argtypes = [pointer, count, count, pointer]
+        self._gram.argtypes = [pointer, count, count, pointer]
 
     def encode(
         self, codec: Codec, values_n: torch.Tensor, minus_n: torch.Tensor | None, chunk_elements: int, room: memoryview
@@ -118,6 +120,16 @@ class CompiledBlocks:
         if self._largest(values.ctypes.data, num_blocks, num_places, places.ctypes.data):
             return None
         return places
+
+    def gram(self, rows_mn: torch.Tensor) -> DoubleArray | None:
+        """(m, m, 8) float64 sums of the products of each pair of (m, n) float32 rows, in eight lanes (gram.py), zeros for pairs (i, j)
+        with j > i. None for a case that it does not handle.
+        """
+        num_rows = len(rows_mn)
+        if not _is_plain(rows_mn.reshape(-1)) or not rows_mn.is_contiguous():
+            return None
+        lanes = np.zeros((num_rows, num_rows, 8))
+        return None if self._gram(rows_mn.data_ptr(), num_rows, rows_mn.shape[1], lanes.ctypes.data) else lanes
 
     def _kind_of(
         self,

@@ -214,7 +214,10 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
     if all(row.get("here_s") is None for row in rows):  # only a host knows it
         header.pop(6)
         shown = [[*cell[:6], cell[7]] for cell in shown]
-    right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"})
+    if any(number(row.get("left_out")) for row in rows):
+        header.insert(6, "LEFT OUT")
+        shown = [[*cell[:6], _percent(row.get("left_out")), *cell[6:]] for cell, row in zip(shown, rows, strict=True)]
+    right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "LEFT OUT"})
     return [*table(header, shown, right=right), *_chosen_tables(rows)]
 
 

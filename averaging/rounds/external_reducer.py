@@ -17,6 +17,7 @@ import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import BegunFile, Network, Offload, Stream
+from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.exchange_driver import WAIT_FOR_PROPOSAL_S
@@ -32,6 +33,7 @@ from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.messages.messages import Member, Proposal, ResultReady
 from protocol.rounds.messages.requests import ExchangeHello, FetchResult
 from protocol.rounds.schedule.proposal import both_codecs
+from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
 from protocol.tensors.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -45,7 +47,8 @@ EXTRA_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class UnitShape:
-    """The known facts of every unit of the run, held or not: its codecs and chunks, and the longest interval between its rounds.
+    """The known facts of every unit of the run, held or not: its codecs and chunks, the longest interval between its rounds, and how
+    its slices are summed.
 
     `codec` is that of contributions, `results` that of results if it is another one.
     """
@@ -54,6 +57,7 @@ class UnitShape:
     grid: ChunkGrid
     longest_interval_s: float
     results: Codec | None = None
+    sums: SumRules = DEFAULT_SUMS
 
 
 @dataclass(frozen=True)
@@ -210,8 +214,7 @@ class ExternalReducer:
             network=tools.network,
             offload=tools.offload,
             verifier=tools.verifier,
-            result_codec=shape.results or shape.codec,
-            grid=shape.grid,
+            means=ChunkMeans(shape.results or shape.codec, shape.grid, shape.sums),
             seal=tools.seal,
             begin_result=begin,
             keep_result=keep,

@@ -42,7 +42,7 @@ from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switc
 from protocol.rounds.following import would_switch
 from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, known_commits
+from protocol.rounds.lineage.lineage import MAX_DEPTH, SpineView, TreeNode, best_head, known_commits
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
@@ -118,6 +118,7 @@ class LineageDriver:
         self._is_asked = False
         """Whether a generation is being written for a peer that asked."""
 
+        self._is_out_of_reach_told = False
         self._asking: dict[PeerId, trio.Event] = {}
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
@@ -204,6 +205,8 @@ class LineageDriver:
         """Whether the answer contained anything new."""
         unit = self._chain.tools.unit
         raws = await fetch_commits(self._tools.network, action.source, unit, action.known)
+        if not raws and not self._is_out_of_reach_told:
+            self._is_out_of_reach_told = _told_if_out_of_reach(self._chain)
         certificates = [decode_certificate(raw) for raw in raws]
         known = self._state().tree.nodes
         is_useful = any(commit_id(decode_record(c.record).parent, c.record) not in known for c in certificates)
@@ -467,6 +470,18 @@ class _StateGoneError(UnreachableError):
     def __init__(self, commit: CommitId, error: UnreachableError) -> None:
         super().__init__(error.found, error.expected, error.remedy)
         self.commit = commit
+
+
+def _told_if_out_of_reach(chain: UnitChain) -> bool:
+    """Name it if others are so far ahead that they have forgotten what comes after our head. A start goes on from there."""
+    newest = chain.tools.milestones.of(chain.tools.unit).newest if chain.tools.milestones is not None else None
+    if newest is None or newest.link.index - chain.head.index <= MAX_DEPTH:
+        return False
+    reason = (
+        f"others are after round {newest.link.index}, and have forgotten what comes after our round {chain.head.index}"
+    )
+    log.warning("out_of_reach", reason=reason, remedy="start this peer again: it begins anew there")
+    return True
 
 
 def _missing(error: PotluckError) -> CommitId | None:

@@ -15,13 +15,18 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network, Stream
+from averaging.rounds.lineage.past.beginning import begin_anew, begin_later, first_link
+from averaging.rounds.lineage.past.followed_line import FollowedLine
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
+from averaging.rounds.lineage.past.offered_work import OfferedWork
+from averaging.rounds.lineage.unit_log_view import followed
 from averaging.rounds.traffic.transfer import MAX_CHAIN_BYTES, fetch_commits
 from averaging.state.unit_log import UnitLog
-from protocol.errors import RemoteProtocolError, StorageError, VersionError
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds.lineage import spine
-from protocol.rounds.lineage.chain_link import genesis_link
+from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits, tree_of
 from protocol.rounds.lineage.spine import FollowedSpine
 from protocol.rounds.messages.messages import Certificate, Committed, Heartbeat
@@ -52,7 +57,14 @@ class SpineFollower:
     """
 
     def __init__(
-        self, unit: UnitName, start_record: bytes, log_: UnitLog, network: Network, verifier: Verifier, run_id: RunId
+        self,
+        unit: UnitName,
+        start_record: bytes,
+        log_: UnitLog,
+        network: Network,
+        verifier: Verifier,
+        run_id: RunId,
+        milestones: HeldMilestones | None = None,
     ) -> None:
         self.unit = unit
         self.log = log_
@@ -62,6 +74,8 @@ class SpineFollower:
         self._run_id = run_id
         genesis = genesis_link(start_record, unit)
         self._state = FollowedSpine(tree_of(genesis), genesis.commit)
+        self._line = FollowedLine([genesis], [])
+        self._milestones = milestones
         self._asked: dict[PeerId, float] = {}
         self._asking: set[PeerId] = set()
         self._is_busy = False
@@ -72,27 +86,29 @@ class SpineFollower:
         return self._state.view
 
     async def restore(self) -> None:
-        """Read the log back.
+        """Read the log back. A peer that has none begins at the newest milestone.
 
         Raises:
-            StorageError: a log of another run.
+            StorageError: a log of another run, or the disk refuses.
         """
-        for _, raw in (await self.log.load()).certificates:
-            try:
-                state, is_known = self._with([decode_certificate(raw)])
-            except (RemoteProtocolError, VersionError) as error:
-                raise StorageError(
-                    "a certificate that proves nothing", "the spine's log of this run", "use another folder"
-                ) from error
-            if not is_known:
-                raise StorageError(
-                    "a log with a gap or of another run", "one chain from the run's start", "use another folder"
-                )
-            self._state = replace(state, head=state.tree.tip)
+        genesis, logged = self._state.tree.nodes[self._state.tree.root].link, await self.log.load()
+        first = first_link(self._milestones, genesis, logged.begins)
+        newest = self._milestones.of(self.unit).newest if self._milestones is not None else None
+        if newest is not None and first is genesis and not logged.certificates:
+            await begin_anew(self.log, newest, self._line, OfferedWork())
+            first = newest.link
+        self._line, tree = followed(first, logged, self._verified)
+        self._state = FollowedSpine(tree, self._line.head.commit)
+        if self._milestones is not None:
+            self._milestones.lines[self.unit] = lambda index: self._line.commit_at(index)
         await self._tidy_log()
 
+    def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
+        return verify_certificate(certificate, parent, verifier=self._verifier, run_id=self._run_id)
+
     async def _tidy_log(self) -> None:
-        await self.log.tidy(())  # no votes are logged here: only changes of lineage make it grow
+        is_shorter = await begin_later(self.log, self._milestones, self._line, OfferedWork())
+        await self.log.tidy((), is_due=is_shorter)  # no votes are logged here: only changes of lineage make it grow
 
     def _with(self, certificates: Sequence[Certificate]) -> tuple[FollowedSpine, bool]:
         return spine.with_certificates(self._state, certificates, verifier=self._verifier, run_id=self._run_id)
@@ -167,6 +183,7 @@ class SpineFollower:
             await self.log.log_certificate(node.link.parent, encode_certificate(node.certificate))
             tree = self._state.tree.pruned(node.link.commit)
             self._state = replace(self._state, head=node.link.commit, tree=tree)
+            self._line.append(node.link, node.certificate)
             await self._tidy_log()
 
     async def _change_lineage(self, target: CommitId, move: Callable[[SpineView, SpineMove], Awaitable[None]]) -> None:
@@ -186,7 +203,10 @@ class SpineFollower:
         """Follow another lineage after a record of all units has been written; the caller holds `moving`. Returns whether our own
         log names it, too.
         """
-        raws = [encode_certificate(node.certificate) for node in move.path if node.certificate is not None]
+        proofs = [node.certificate for node in move.path if node.certificate is not None]
+        raws = [encode_certificate(certificate) for certificate in proofs]
+        if (place := self._line.place(move.fork)) is not None:
+            self._line.replace_after(place, [node.link for node in move.path], proofs)
         self._state = replace(self._state, head=move.path[-1].link.commit)
         return await self.log.log_moved(move.fork, raws)
 
@@ -194,15 +214,8 @@ class SpineFollower:
 
     async def serve_commits(self, request: FetchCommits, stream: Stream) -> None:
         """Send certificates of the followed lineage after the newest known one, oldest first."""
-        known = [commit for commit in request.known if self.has(commit)]
-        if not known:
-            return
-        newest = max(known, key=lambda commit: self._state.tree.nodes[commit].link.index)
         num_bytes = 0
-        for node in self._state.tree.path(newest, self._state.head) or ():
-            if node.certificate is None:
-                return
-            raw = encode_certificate(node.certificate)
+        for raw in self._line.after(request.known):
             num_bytes += len(raw)
             if num_bytes > MAX_CHAIN_BYTES:
                 return

@@ -40,6 +40,7 @@ from protocol.host.calls import (
     encode_admit_reply,
     encode_checkpoints,
 )
+from protocol.host.host_statements import RevocationNews
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.reports import HELPING, PeerReport, decode_report, encode_report_reply
 from protocol.identity.credential import check_credential, open_request
@@ -139,7 +140,7 @@ class CoordinatorService:
         body = parse(pb.AdmitRequest, request, MAX_REQUEST_BYTES)
         secret_hash = hash_secret(body.invite_secret) if body.invite_secret else b""
         credential = await self._credential(body, secret_hash, decide_admission)
-        run = self._run
+        run, history = self._run, self._tracker.history
         return encode_admit_reply(
             AdmitReply(
                 credential=credential,
@@ -148,6 +149,7 @@ class CoordinatorService:
                 start_record=self._tracker.start_record,
                 coordinator_peer_id=run.peer_id,
                 bootstrap=run.bootstrap(),
+                milestones=history.newest() if history is not None else (),
             )
         )
 
@@ -234,15 +236,19 @@ class CoordinatorService:
         counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
         like = said.like if counted is report and said.like else report_digest(counted)
         reply = await self._tracker.report(sender, counted, like)
-        revocations = self._bans.entries
+        revocations, history = self._bans.entries, self._tracker.history
         is_asked = has_others(revocations, report.known_revocations)
+        units = (report.unit, *(part.unit for part in report.beside))
         return encode_report_reply(
             replace(
                 reply,
                 like=b"" if report.state == HELPING else like,
-                revocations=missing(revocations, report.known_revocations),
-                asks_revocations=is_asked,
-                known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
+                bans=RevocationNews(
+                    missing(revocations, report.known_revocations),
+                    is_asked,
+                    b"".join(map(fingerprint, revocations)) if is_asked else b"",
+                ),
+                milestones=history.lacking(report.known_milestones, units) if history is not None else (),
             )
         )
 

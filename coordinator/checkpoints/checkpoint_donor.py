@@ -57,7 +57,7 @@ class CheckpointStates:
         return None
 
     async def list(self) -> Sequence[GenerationRef]:
-        """The unit's states, oldest first. Damaged checkpoints are left out."""
+        """The unit's states, oldest first. Damaged checkpoints, and old ones without momentum, are left out."""
         found = []
         for row in self._rows():
             manifest = await self._manifest(row.path)
@@ -104,7 +104,7 @@ class CheckpointStates:
     def _head(self, manifest: CheckpointManifest) -> tuple[StateHeader, Root] | None:
         stored = next((unit for unit in manifest.units or () if unit.unit == self._schema.unit), None)
         entry = stored or (manifest if manifest.unit == self._schema.unit else None)
-        if entry is None:
+        if entry is None or manifest.momentum is None:  # an old one is no state to go on from
             return None
         header = StateHeader(self._schema.unit, CommitId(bytes.fromhex(entry.commit)), entry.index, entry.total_tokens)
         return header, Root(bytes.fromhex(entry.state_root))
@@ -143,12 +143,14 @@ class DonorView:
         lineage: the followed commits of the spine, newest first, down to the genesis; empty before the start.
         others: answers for units that are kept elsewhere; None if the run has none.
         kept_elsewhere: those units.
+        milestones: the newest of each unit.
     """
 
     is_member: Callable[[PeerId], Awaitable[bool]]
     lineage: Callable[[], Sequence[CommitId]]
     others: Callable[[PeerId, FetchRequest, Stream], Awaitable[None]] | None = None
     kept_elsewhere: frozenset[UnitName] = frozenset()
+    milestones: Callable[[], Sequence[bytes]] = tuple
 
 
 class CheckpointDonor:
@@ -158,7 +160,9 @@ class CheckpointDonor:
         self._spine = spine
         self._ledger = ledger
         self._view = view
-        self._service = TransferService(spine, _NoResults(), states, states.grid, lambda _known: ())
+        self._service = TransferService(
+            spine, _NoResults(), states, states.grid, lambda _known: (), lambda: view.milestones()
+        )
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
         """Answer one request; an empty end answers for what is not here.

@@ -16,6 +16,7 @@ import trio
 
 from averaging.rounds.fetching.unit_mirror import DonorAnswer, follow
 from averaging.rounds.lineage.past.followed_line import FollowedLine
+from averaging.rounds.lineage.unit_chain import sealed_milestones
 from averaging.rounds.traffic.transfer import TransferService, read_request
 from averaging.state.log_entries import LOG_NAME
 from coordinator.progress.lineage_trust import (
@@ -74,6 +75,10 @@ class KeptPlace:
     holders_lineage: KeptPlace | None = None
 
 
+async def _nothing_settles(_chain: UnitChain) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class KeeperView:
     """The run as the keeper sees it, and its callbacks.
@@ -86,6 +91,7 @@ class KeeperView:
         spine: the followed lineage of the spine; None before there is one.
         commits: called with all verified commits of a unit, oldest first.
         not_counted: called with the untrusted holders of a unit whenever that set changes.
+        settled: called with the chain of a unit that is kept, after each visit: its old commits may be signed as milestones.
     """
 
     units: Callable[[], Sequence[UnitClaims]]
@@ -95,6 +101,7 @@ class KeeperView:
     spine: Callable[[], SpineView | None] = lambda: None
     commits: Callable[[UnitName, Sequence[ChainLink]], None] = lambda _unit, _links: None
     not_counted: Callable[[UnitName, frozenset[PeerId]], None] = lambda _unit, _peers: None
+    settled: Callable[[UnitChain], Awaitable[None]] = _nothing_settles
 
 
 class _Kept:
@@ -104,7 +111,10 @@ class _Kept:
         tools = chain.tools
         self.line = _line_of(chain)
         kept = FollowedLine(list(chain.links), list(chain.line.certificates))
-        self.service = TransferService(tools.unit, tools.log, tools.generations, tools.grid, kept.after)
+        milestones = sealed_milestones(chain)
+        self.service = TransferService(
+            tools.unit, tools.log, tools.generations, tools.grid, kept.after, lambda: milestones
+        )
 
 
 def _line_of(chain: UnitChain) -> KeptLine:
@@ -259,6 +269,7 @@ class UnitKeeper:
             if chain.head.index:
                 self._kept[unit] = _Kept(chain)
                 self._note(chain)
+                await self._view.settled(chain)
             if chain.head.commit == before:
                 self._rests_until_s[unit] = trio.current_time() + _REST_S
         await self._keep_apart(unit)

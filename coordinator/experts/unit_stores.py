@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final
 
 from averaging.codecs import codec_by_name
 from averaging.network.seams.interfaces import Offload
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
@@ -21,6 +22,7 @@ from coordinator.experts.unit_keeper import KeptPlace
 from coordinator.run.run_files import RunFiles
 from protocol.identity.identity import Verifier
 from protocol.ids import UnitName
+from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.messages.wire import genesis_id
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
@@ -32,12 +34,15 @@ lineage.
 
 @dataclass(frozen=True)
 class PlacementContext:
-    """The context that all places share. `start()` returns the run's signed start record without its envelope, once there is one."""
+    """The context that all places share. `start()` returns the run's signed start record without its envelope, once there is one.
+    `milestones(unit)` returns the newest that the host signed.
+    """
 
     run: RunFiles
     verifier: Verifier
     offload: Offload
     start: Callable[[], bytes]
+    milestones: Callable[[UnitName], Sequence[bytes]] = lambda _unit: ()
 
 
 def kept_places(tools: PlacementContext) -> Mapping[UnitName, KeptPlace]:
@@ -78,4 +83,8 @@ async def _chain(tools: PlacementContext, schema: TensorSchema, unit_tools: Unit
     given, model = tools.run.start_shards, manifest.model_schema
     make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given, model)
     header = StateHeader(schema.unit, genesis_id(start), 0, 0)
+    check = SignatureCheck(tools.verifier, manifest.run_id)
+    held = HeldMilestones(check, bytes.fromhex(manifest.host_public_key), genesis_id(start))
+    held.take(tools.milestones(schema.unit), "the ledger")
+    unit_tools = replace(unit_tools, milestones=held)
     return UnitChain(unit_tools, start, absent_state(header, schema.num_elements), make)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -48,6 +48,13 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         task TEXT NOT NULL, part INTEGER NOT NULL, round_index INTEGER NOT NULL, commit_id BLOB NOT NULL,
         total_tokens INTEGER NOT NULL, peer TEXT NOT NULL, envelope BLOB NOT NULL,
         PRIMARY KEY (task, part, commit_id)) STRICT;
+    """,
+    """
+    CREATE TABLE milestones (
+        unit TEXT NOT NULL, round_index INTEGER NOT NULL, sealed BLOB NOT NULL, PRIMARY KEY (unit, round_index)) STRICT;
+    CREATE TABLE history (
+        unit TEXT NOT NULL, first_index INTEGER NOT NULL, last_index INTEGER NOT NULL, rounds BLOB NOT NULL,
+        file TEXT NOT NULL, sha256 BLOB NOT NULL, PRIMARY KEY (unit, first_index)) STRICT;
     """,
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

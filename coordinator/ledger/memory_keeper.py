@@ -144,6 +144,8 @@ class MemoryKeeper:
                     self._due = ahead[: NEWEST_APART - 1 : -1]
                 return
             ahead.append(commit)
+        # the counted one is older than what is remembered: credits of the rounds in between are lost
+        self._due = ahead[: NEWEST_APART - 1 : -1] if len(ahead) >= NEWEST_APART + _AT_LEAST else []
 
     async def _take(self, change: Callable[[Ledger], Credits]) -> None:
         self._past = replace(self._past, credits=await self._ledger.run(change))

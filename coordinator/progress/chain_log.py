@@ -145,6 +145,9 @@ class ChainLog:
         self._roots: dict[CommitId, dict[CommitId, Root]] = {}
         """State roots that commits attest, by the attested commit and then by the attesting one."""
 
+        self.genesis = genesis
+        """The link before the first commit."""
+
         self._run_id = run_id
         self._verifier = verifier
         self._tree = self._open_tree = tree_of(genesis)
@@ -435,6 +438,15 @@ class ChainLog:
         attested = link.agreed
         if attested is not None:
             self._roots.setdefault(attested.commit, {})[link.commit] = attested.state_root
+
+
+def begun_at(chain: ChainLog, row: CommitRow | None, verifier: Verifier, run_id: RunId) -> ChainLog:
+    """The log of the same run that begins at this commit; the log as it is for None."""
+    if row is None:
+        return chain
+    again = ChainLog(chain.genesis, run_id, verifier)
+    again.replay([row], row.commit)
+    return again
 
 
 def followed(chain: ChainLog) -> Followed:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import structlog
 
+from coordinator.history.past_rounds import BLOCK_ROUNDS, RECENT_ROUNDS, thinned
 from coordinator.ledger.ledger import LossPoint
 from coordinator.progress.heldout_core import Lineage, Measured, Place, Settled, Turns, heard_of, place_of, settled
 from protocol.host.reports import HeldoutResult
@@ -25,6 +26,7 @@ class LossCurves:
         self._shown: dict[Place, LossPoint] = {}
         self._waiting: tuple[Measured, ...] = ()
         self._refused: dict[PeerId, str] = {}
+        self._thin_above = RECENT_ROUNDS
 
     @property
     def points(self) -> tuple[LossPoint, ...]:
@@ -81,3 +83,7 @@ class LossCurves:
         for point in others:
             self._shown.setdefault(place_of(point), point)
         self._waiting = now.waiting
+        if len(self._shown) > self._thin_above:
+            head_index = max(point.index for point in self._shown.values())
+            self._shown = {place_of(point): point for point in thinned(self._shown.values(), head_index)}
+            self._thin_above = len(self._shown) + BLOCK_ROUNDS

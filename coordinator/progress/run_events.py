@@ -224,6 +224,8 @@ def _round(timed: TimedRound) -> _NewEvent:
     left_out = [f"{peer_name(peer)} ({reason})" for peer, reason in row.omitted if reason != NO_PART]
     if left_out:
         text += f"; left out: {', '.join(left_out)}"
+    for each in row.disagreed:
+        text += f"; {peer_name(each.peer)}: {each.words}"
     if row.is_lone:
         return _NewEvent("trouble", f"{text}; made by one peer alone")
     return _NewEvent("round", text)

@@ -18,13 +18,21 @@ from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState, why_waiting
 from coordinator.progress.stage_commits import StageCommits, counted_everywhere, partial_lanes
-from coordinator.progress.stage_view import LaneSummary, PipelineSummary, StageSummary, pipeline_summary
+from coordinator.progress.stage_view import PipelineSummary, lane_json, pipeline_summary, stage_json
 from coordinator.progress.unit_holders import UnitHolders
 from protocol.estimates.eta import ProgressPoint, speeds, time_left_s
 from protocol.identity.chosen_name import NONE_CHOSEN
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.lineage.round_row import Counted, RoundRow, counted_by_peer, round_json, sum_of_counted
+from protocol.rounds.lineage.round_row import (
+    RECENT_ROUNDS,
+    Counted,
+    RoundRow,
+    counted_by_peer,
+    left_out_by_peer,
+    round_json,
+    sum_of_counted,
+)
 from protocol.tables import duration
 
 MISSED_AFTER_S: Final = 3.0
@@ -182,8 +190,10 @@ def _points(rounds: Sequence[TimedRound]) -> list[ProgressPoint]:
     return [ProgressPoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds]
 
 
-def peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool) -> Json:
-    """A row for a peer that this process of the host has heard."""
+def peer_json(
+    peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool, left_out: float = 0.0
+) -> Json:
+    """A row for a peer that this process of the host has heard. `left_out` is as of `left_out_in`."""
     report = entry.report
     silent_s = now_s - entry.seen_s
     is_silent = not entry.is_live(now_s) and report.state != "left"
@@ -211,6 +221,7 @@ def peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *,
         "tokens_counted": counted.tokens,
         "rounds_counted": counted.rounds,
         "is_banned": is_banned,
+        "left_out": left_out,
     }
 
 
@@ -292,21 +303,6 @@ def tokens_per_s(picture: RunPicture, now_s: float) -> float:
     return sum(picture.peers[peer].report.tokens_per_s for peer in live_peers(picture.peers, now_s))
 
 
-def _lane_json(lane: LaneSummary) -> Json:
-    return {"lane": lane.number, "members": [list(stage) for stage in lane.members], "tokens_per_s": lane.tokens_per_s}
-
-
-def _stage_json(stage: StageSummary) -> Json:
-    return {
-        "unit": stage.unit,
-        "serving": stage.num_serving,
-        "spare": stage.num_spare,
-        "tokens_per_s": stage.tokens_per_s,
-        "could_tokens_per_s": stage.capacity_tokens_per_s,
-        "bottleneck": stage.is_bottleneck,
-    }
-
-
 def unit_bytes(peers: Mapping[PeerId, PeerEntry]) -> dict[UnitName, tuple[int, int]]:
     """Bulk payload of each unit, up and down, in bytes, summed over all known peers since their processes started. Empty in a run
     of one unit.
@@ -330,6 +326,11 @@ def counted_in(picture: RunPicture, past: RunPast = NO_PAST) -> Mapping[PeerId, 
     if not picture.are_stages or not picture.units:
         return of_spine
     return counted_everywhere(of_spine, picture.units[0].unit, picture.stage_commits)
+
+
+def left_out_in(picture: RunPicture) -> Mapping[PeerId, float]:
+    """The share of each peer's newest work that disagreed with most others' and was left out, as of `left_out_by_peer`."""
+    return left_out_by_peer([timed.row for timed in picture.rounds[-RECENT_ROUNDS:]])
 
 
 @lru_cache(maxsize=8)
@@ -357,7 +358,7 @@ def away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is
     """A row for a contributor that is away, with the same keys as those of the others."""
     heard_s, chosen = past.heard_s.get(peer), past.chosen.get(peer, NONE_CHOSEN)
     silent_s = None if heard_s is None else max(0.0, round(now_s - heard_s, 3))
-    unknown = ("tokens_ready", "loss", "here_s", "index", "bytes_up", "bytes_down")
+    unknown = ("tokens_ready", "loss", "here_s", "index", "bytes_up", "bytes_down", "left_out")
     texts = ("head", "state_root", "state_commit", "version")
     return {
         "peer": peer,
@@ -383,7 +384,8 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
     """The part of /api/status that changes between rounds and is sent repeatedly. `apart`: that the peers cannot meet, if so."""
     state, counted = picture.state, counted_in(picture, past)
     pipeline, num_away = lanes_and_stages(picture, now_s), len(away_peers(picture, counted))
-    here = {peer: entry for peer, entry in picture.peers.items() if entry.is_live(now_s) and peer not in picture.banned}
+    left_out, banned = left_out_in(picture), picture.banned
+    here = {peer: entry for peer, entry in picture.peers.items() if entry.is_live(now_s) and peer not in banned}
     states = [entry.report.state for entry in here.values()]
     waiting = why_waiting(states, len(picture.peers) + num_away) if state.phase is Phase.TRAINING else ""
     left_s = None if waiting else eta_s(picture.rounds, state.total_tokens, picture.target_tokens)
@@ -406,7 +408,14 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "num_points": len(picture.loss_points),
         "num_checkpoints": len(picture.checkpoints),
         "peers": [
-            peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s, is_banned=peer in picture.banned)
+            peer_json(
+                peer,
+                picture.peers[peer],
+                counted.get(peer, Counted()),
+                now_s,
+                is_banned=peer in banned,
+                left_out=left_out.get(peer, 0.0),
+            )
             for peer in _first_peers(picture, here)
         ],
         "num_peers": len(picture.peers),
@@ -419,8 +428,8 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
         "unit_bytes": _unit_bytes_json(picture.peers),
         "sources": _sources_json(picture),
         "tokens_per_s": tokens_per_s(picture, now_s),
-        "stages": [_stage_json(stage) for stage in pipeline.stages],
-        "lanes": [_lane_json(lane) for lane in pipeline.lanes[:MAX_LANES]],
+        "stages": [stage_json(stage) for stage in pipeline.stages],
+        "lanes": [lane_json(lane) for lane in pipeline.lanes[:MAX_LANES]],
         "num_lanes": len(pipeline.lanes),
         "partial_lanes": [
             {"lane": part.lane, "round": part.round + 1, "lacking": list(part.lacking)}

@@ -85,3 +85,20 @@ def _bottleneck(stages: Sequence[StageSummary]) -> UnitName | None:
     if len(stages) < 2 or not all(stage.capacity_tokens_per_s for stage in stages):
         return None
     return min(stages, key=lambda stage: stage.capacity_tokens_per_s).unit
+
+
+def lane_json(lane: LaneSummary) -> Mapping[str, object]:
+    """A lane as /api/status shows it."""
+    return {"lane": lane.number, "members": [list(stage) for stage in lane.members], "tokens_per_s": lane.tokens_per_s}
+
+
+def stage_json(stage: StageSummary) -> Mapping[str, object]:
+    """A stage as /api/status shows it."""
+    return {
+        "unit": stage.unit,
+        "serving": stage.num_serving,
+        "spare": stage.num_spare,
+        "tokens_per_s": stage.tokens_per_s,
+        "could_tokens_per_s": stage.capacity_tokens_per_s,
+        "bottleneck": stage.is_bottleneck,
+    }

@@ -14,6 +14,8 @@ import structlog
 import trio
 
 from coordinator.energy.run_energy import MOST_PEERS, RunEnergy
+from coordinator.history.history_rows import begins_at
+from coordinator.history.old_copy import begun_again, check_own_start
 from coordinator.ledger.convictions import Convictions
 from coordinator.ledger.ledger import (
     COUNTED_COMMITS,
@@ -27,7 +29,7 @@ from coordinator.ledger.recorded_bans import banned_peers
 from coordinator.presence.peer_book import PeerBook
 from coordinator.presence.presence import FORGET_S, PeerEntry, helping, is_member, mean_train_loss
 from coordinator.progress import run_core
-from coordinator.progress.chain_log import Accepted, ChainLog, Growth
+from coordinator.progress.chain_log import Accepted, ChainLog, Growth, begun_at
 from coordinator.progress.followed_lineage import FollowedLineage
 from coordinator.progress.heldout_core import Turns
 from coordinator.progress.live_lineages import PeerHeads, Seen
@@ -36,22 +38,25 @@ from coordinator.progress.missing_commits import MissingLog, RefusedLog
 from coordinator.progress.restart_report import Restart, RestartWatch
 from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.progress.run_view import RunPicture, SeenRounds, TimedRound, Yardsticks
-from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
+from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
-from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.errors import PotluckError
 from protocol.host.calls import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.host.reports import NO_START_NEWS, PeerReport, ReportReply, StartNews
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import genesis_link
-from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.lineage.lineage import MAX_DEPTH
+from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck
 from protocol.rounds.lineage.round_row import round_row
+from protocol.rounds.lineage.rule_numbers import rules_with
 from protocol.rounds.messages.start import StartRecord, StartUnit
-from protocol.rounds.messages.wire import decode_body, encode_body
+from protocol.rounds.messages.wire import encode_body
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
+    from coordinator.history.run_history import RunHistory
     from coordinator.ledger.ledger_writer import LedgerWriter
     from protocol.identity.identity import Signer, Verifier
     from protocol.rounds.lineage.lineage import SpineView
@@ -97,6 +102,7 @@ class RunTracker:
         self._reason, self._start_record = "the host has just started", b""
         self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
+        self.history: RunHistory | None = None
         self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
         self._rounds = SeenRounds()
         self._seen_unix_s: dict[CommitId, int] = {}
@@ -110,8 +116,7 @@ class RunTracker:
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart = RestartWatch()
         self._lineage = FollowedLineage(ledger, clock)
-        self._turn = trio.Lock()
-        self._changed = trio.Event()
+        self._turn, self._changed = trio.Lock(), trio.Event()
 
     @property
     def state(self) -> RunState:
@@ -141,11 +146,12 @@ class RunTracker:
     async def restore(self) -> None:
         """Read the state back from the ledger."""
         spine = self._run.spine
-        start, counted, refused, commits, points, checkpoints, banned = await self._ledger.run(
+        start, counted, refused, begins, commits, points, checkpoints, banned = await self._ledger.run(
             lambda ledger: (
                 ledger.get(START_RECORD),
                 ledger.get(COUNTED_COMMITS),
                 ledger.get(REFUSED_COMMITS),
+                begins_at(ledger, spine),
                 ledger.commits(spine),
                 ledger.loss_points(),
                 ledger.checkpoints(),
@@ -159,7 +165,7 @@ class RunTracker:
         if start is None:
             return
         chain = await self._begin(start)
-        unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
+        unlinked = await self._offload.run(lambda: chain.replay(commits, begins), cost_s=_READ_COST_S * len(commits))
         self._missing.note_unlinked(unlinked, commits, self._clock.monotonic_s())
         seen = Seen(self._seen_unix_s, self._clock.unix_s())
         self._lineage.restore(chain, counted or b"", refused or b"", seen)
@@ -179,6 +185,9 @@ class RunTracker:
         async with self._turn:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
+            if self._chain is not None and self.history is not None and report.milestones:
+                row = await begun_again(self._chain, report, self.history, int(self._clock.unix_s()))
+                self._chain = begun_at(self._chain, row, self._run.verifier, self._run.run_id)
             want = await self._take_progress(peer, report)
             if not is_member(report, is_known=peer in self.peers):
                 now_s = self._clock.monotonic_s()
@@ -371,7 +380,7 @@ class RunTracker:
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
             incarnations=disks if all(disks) else (),
-            rules=SIGNED,
+            rules=rules_with(SIGNED, run.manifest.config.round.cap_factor),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # If another start record was stored meanwhile, that one is the start.
@@ -380,19 +389,9 @@ class RunTracker:
         _log.info("run_started", members=len(roster))
 
     async def _take_start(self, sealed: bytes) -> None:
-        """Take over our own start record from a peer, where the ledger is an old copy that lacks it.
-
-        Raises:
-            RemoteProtocolError: it is not ours, or not of this run.
-        """
+        """Take over our own start record from a peer, where the ledger is an old copy that lacks it. Raises as `check_own_start`."""
         run = self._run
-        envelope = open_envelope(
-            sealed, verifier=run.verifier, domain=START_DOMAIN, run_id=run.run_id, now_unix_ms=None
-        )
-        if envelope.sender != run.signer.peer_id:
-            raise RemoteProtocolError("a start record that the host did not sign", "the host's own")
-        if without_rosters(decode_body(StartRecord, envelope.payload).units) != without_rosters(run.units):
-            raise RemoteProtocolError("a start record of other units", "the run's own")
+        check_own_start(sealed, SignatureCheck(run.verifier, run.run_id), run.signer, run.units)
         await self._begin(await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed)))
         _log.warning("start_found_again", reason="a peer holds the start record that this ledger lacks")
 
@@ -480,6 +479,8 @@ class RunTracker:
 
     async def _follow_head(self, chain: ChainLog) -> None:
         head = chain.head
+        if len(self._seen_unix_s) > 2 * MAX_DEPTH:
+            self._seen_unix_s = {commit: seen for commit, seen in self._seen_unix_s.items() if chain.knows(commit)}
         known = {timed.row.commit: timed for timed in self._rounds}
         self._rounds = SeenRounds(
             known.get(link.commit)

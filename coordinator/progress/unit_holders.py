@@ -68,11 +68,6 @@ def founding_units(
     return tuple(replace(unit, roster=by_unit.get(unit.unit, ())) for unit in units)
 
 
-def without_rosters(units: Sequence[StartUnit]) -> tuple[StartUnit, ...]:
-    """The fields of the units that every peer can compute."""
-    return tuple(replace(unit, roster=()) for unit in units)
-
-
 def newest_rounds(
     before: Mapping[UnitName, int], report: PeerReport, parts: Sequence[UnitName] = ()
 ) -> dict[UnitName, int]:

@@ -12,6 +12,8 @@ from coordinator.ledger.ledger import LEDGER_FILE, LossPoint
 from coordinator.run.hosted_folder import host_folder, require_run
 from coordinator.run.named_checkpoint import FOLDER, list_fetched
 from protocol.tables import bits, in_bytes, number, printable, whole
+from protocol.tensors.expert_schema import TRUNK
+from protocol.tensors.model_config import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
@@ -50,12 +52,15 @@ def list_checkpoints(state_dir: Path | None, load_models: Callable[[], PeerModel
 
 def _hosted(folder: Path) -> list[dict[str, object]]:
     ledger_file = require_run(folder)
+    from coordinator.history.history_rows import past_blocks
     from coordinator.ledger.ledger import open_ledger
     from coordinator.progress.run_view import checkpoint_json
 
     with open_ledger(ledger_file) as ledger:
         rows, points = ledger.checkpoints(), ledger.loss_points()
-    losses = _heldout(points)
+        units = (WHOLE_MODEL, TRUNK)  # a run has only one spine
+        past = [each for unit in units for block in past_blocks(ledger, unit) for each in block.rounds]
+    losses = {each.index: each.heldout for each in past if each.heldout is not None} | _heldout(points)
     return [_measured(checkpoint_json(row, (folder / FOLDER).absolute()), losses) for row in rows]
 
 

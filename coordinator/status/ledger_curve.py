@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from averaging.curves.curve import Curve, CurvePoint
+from coordinator.history.history_rows import past_blocks
+from coordinator.history.past_rounds import PastRound
 from coordinator.ledger.ledger import LEDGER_FILE, CommitRow, LossPoint, open_ledger
 from coordinator.run.hosted_folder import host_folder
 from coordinator.run.hosted_runs import hosted_runs
@@ -28,9 +30,18 @@ def read_curve(state_dir: Path | None, run: str = "") -> Curve | None:
     if run and run != name and not (len(run) >= 4 and run_id.startswith(run.lower())):
         return None
     with open_ledger(folder / LEDGER_FILE) as ledger:
-        rows = ledger.commits(WHOLE_MODEL) or ledger.commits(TRUNK)  # a run has only one spine
-        losses = ledger.loss_points()
-    return Curve(name, run_id[:16], tuple(curve_points(rows, losses)))
+        unit = WHOLE_MODEL if ledger.newest_commit(WHOLE_MODEL) is not None else TRUNK  # a run has only one spine
+        past = [each for block in past_blocks(ledger, unit) for each in block.rounds]
+        rows, losses = ledger.commits(unit), ledger.loss_points()
+    return Curve(name, run_id[:16], (*past_points(past), *curve_points(rows, losses)))
+
+
+def past_points(rounds: Sequence[PastRound]) -> list[CurvePoint]:
+    """The rounds of the far past, of which the ledger has no commits any more."""
+    return [
+        CurvePoint(each.index, each.seen_unix_s, each.total_tokens, each.num_members, None, each.heldout, each.train)
+        for each in rounds
+    ]
 
 
 def curve_points(rows: Sequence[CommitRow], losses: Sequence[LossPoint]) -> list[CurvePoint]:

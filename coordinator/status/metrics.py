@@ -173,10 +173,7 @@ COORDINATOR_METRICS: Final = (
         lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
     ),
     CoordinatorMetric(
-        "potluck_run_hidden_peers",
-        "gauge",
-        "Live peers that nobody can connect to.",
-        lambda m: _one(m.reach.num_hidden),
+        "potluck_run_hidden_peers", "gauge", "Live peers that nobody can reach.", lambda m: _one(m.reach.num_hidden)
     ),
     CoordinatorMetric(
         "potluck_run_helper_peers",
@@ -196,6 +193,13 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Rounds that count a peer that is here; under the name others the sum over all further contributors.",
         partial(_by_peer, lambda row: row.counted.rounds),
+        PEER_LABELS,
+    ),
+    CoordinatorMetric(
+        "potluck_run_peer_left_out_ratio",
+        "gauge",
+        "Share of the work of a peer that is here that disagreed with most others' in the newest rounds and was left out.",
+        partial(_by_peer, lambda row: row.left_out),
         PEER_LABELS,
     ),
     CoordinatorMetric(
@@ -309,7 +313,7 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_prose_loss_nats",
         "gauge",
-        "Newest loss over prose, nats per byte.",
+        "Newest loss on prose, nats per byte.",
         lambda m: _one(_newest(m, "prose")),
     ),
     CoordinatorMetric(
@@ -363,6 +367,12 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Share of the last round's mean, by its squares, that the codec of results left out.",
         lambda m: _one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
+    ),
+    CoordinatorMetric(
+        "potluck_run_round_left_out_ratio",
+        "gauge",
+        "Share of the last round's work that disagreed with most members' and was left out of the mean.",
+        lambda m: _one(m.picture.rounds[-1].row.left_out if m.picture.rounds else None),
     ),
     CoordinatorMetric(
         "potluck_run_missing_heads",

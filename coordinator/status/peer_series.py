@@ -9,7 +9,7 @@ from typing import Final
 
 from coordinator.ledger.run_memory import RunPast
 from coordinator.presence.presence import PeerEntry
-from coordinator.progress.run_view import RunPicture, counted_in
+from coordinator.progress.run_view import RunPicture, counted_in, left_out_in
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, short
@@ -30,6 +30,7 @@ class PeerSeries:
         peer: the end of its id.
         silent_s: since its newest report.
         chosen: what it calls itself.
+        left_out: share of its newest work that disagreed, 0 to 1; None of all others.
     """
 
     name: str
@@ -37,6 +38,7 @@ class PeerSeries:
     counted: Counted
     silent_s: float | None
     chosen: ChosenName = NONE_CHOSEN
+    left_out: float | None = None
 
 
 def peer_series(picture: RunPicture, past: RunPast, now_s: float) -> Sequence[PeerSeries]:
@@ -44,10 +46,15 @@ def peer_series(picture: RunPicture, past: RunPast, now_s: float) -> Sequence[Pe
     counted = dict(counted_in(picture, past))
     here = [peer for peer, entry in picture.peers.items() if entry.report.state != "left"]
     shown = sorted(here, key=lambda peer: (-counted.get(peer, Counted()).tokens, peer))[:MAX_SERIES]
-    rows = [_row(peer, counted.pop(peer, Counted()), picture.peers[peer], now_s) for peer in sorted(shown)]
+    left_out = left_out_in(picture)
+    rows = [
+        _row(peer, counted.pop(peer, Counted()), picture.peers[peer], left_out.get(peer, 0.0), now_s)
+        for peer in sorted(shown)
+    ]
     others = reduce(lambda a, b: Counted(a.tokens + b.tokens, a.rounds + b.rounds), counted.values(), Counted())
     return [*rows, PeerSeries(OTHERS, "", others, None)] if counted else rows
 
 
-def _row(peer: PeerId, counted: Counted, entry: PeerEntry, now_s: float) -> PeerSeries:
-    return PeerSeries(peer_name(peer), short(peer), counted, round(now_s - entry.seen_s, 3), entry.report.chosen)
+def _row(peer: PeerId, counted: Counted, entry: PeerEntry, left_out: float, now_s: float) -> PeerSeries:
+    silent_s, chosen = round(now_s - entry.seen_s, 3), entry.report.chosen
+    return PeerSeries(peer_name(peer), short(peer), counted, silent_s, chosen, left_out)

@@ -15,6 +15,7 @@ from coordinator.progress.run_view import (
     away_json,
     away_peers,
     counted_in,
+    left_out_in,
     names_in,
     peer_json,
 )
@@ -79,7 +80,8 @@ def peer_page(picture: RunPicture, now_s: float, past: RunPast, query: PeerQuery
     found = [peer for peer in (*picture.peers, *away) if _is_found(peer, picture, past, query.search.casefold())]
     ordered = sorted(found, key=_sort_key(picture, counted, now_s, query.order))
     shown, num_pages = _cut(ordered, PEERS_A_PAGE, query.page)
-    rows = [_row(peer, picture, counted.get(peer, Counted()), past, now_s) for peer in shown]
+    left_out = left_out_in(picture)
+    rows = [_row(peer, picture, counted.get(peer, Counted()), left_out.get(peer, 0.0), past, now_s) for peer in shown]
     return {"page": query.page, "num_pages": num_pages, "num_found": len(found), "peers": rows}
 
 
@@ -106,11 +108,11 @@ def _cut(rows: Sequence[T], a_page: int, page: int) -> tuple[Sequence[T], int]:
     return rows[page * a_page : (page + 1) * a_page], num_pages
 
 
-def _row(peer: PeerId, picture: RunPicture, counted: Counted, past: RunPast, now_s: float) -> Json:
+def _row(peer: PeerId, picture: RunPicture, counted: Counted, left_out: float, past: RunPast, now_s: float) -> Json:
     entry, is_banned = picture.peers.get(peer), peer in picture.banned
     if entry is None:
         return away_json(peer, counted, past, now_s, is_banned=is_banned)
-    return peer_json(peer, entry, counted, now_s, is_banned=is_banned)
+    return peer_json(peer, entry, counted, now_s, is_banned=is_banned, left_out=left_out)
 
 
 def _is_found(peer: PeerId, picture: RunPicture, past: RunPast, search: str) -> bool:

@@ -87,7 +87,8 @@ def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> st
     left_out = "; left out: " + ", ".join(f"{named(names, o.get('peer'))} ({o.get('reason')})" for o in omitted)
     lost = _number(row, "lost")
     no_room = f"; {lost:.1%} of the mean had no room" if lost else ""
-    return f"last round {row.get('index')}: {members}{left_out if omitted else ''}{no_room}"
+    disagreed = [f"; {named(names, each.get('peer'))}: {each.get('reason')}" for each in rows_of(row.get("disagreed"))]
+    return f"last round {row.get('index')}: {members}{left_out if omitted else ''}{''.join(disagreed)}{no_room}"
 
 
 def _missing_line(row: Mapping[str, object]) -> str:

@@ -16,15 +16,16 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network, Offload
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.traffic.transfer import ask
 from peer.holdings.verified_holders_core import Believed, HolderReply, Shown, believed
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
 from protocol.rounds.lineage.chain import verify_certificate
-from protocol.rounds.lineage.chain_link import genesis_link
-from protocol.rounds.messages.requests import FetchCommits
-from protocol.rounds.messages.wire import decode_certificate
+from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
+from protocol.rounds.messages.requests import MAX_KNOWN, FetchCommits
+from protocol.rounds.messages.wire import decode_certificate, decode_record
 
 log = structlog.get_logger()
 
@@ -51,7 +52,7 @@ class _EnoughError(Exception):
 @dataclass(frozen=True)
 class CommitProof:
     """Verifies commits of the run's parts that other peers show: each against the previous one, the first against the run's
-    start.
+    start, or a milestone of the part.
     """
 
     network: Network
@@ -60,6 +61,7 @@ class CommitProof:
     run_id: RunId
     start: bytes
     units: tuple[UnitName, ...]
+    milestones: HeldMilestones | None = None
 
     async def __call__(self, peer: PeerId, part: int) -> int:
         """How many commits a peer has, up to NUM_LOOKED_AT.
@@ -70,21 +72,35 @@ class CommitProof:
         """
         if part >= len(self.units):
             raise RemoteProtocolError(f"part {part} of a run with {len(self.units)}", "one that the run has")
-        genesis, frames = genesis_link(self.start, self.units[part]), list[bytes]()
+        firsts, frames = self._firsts(self.units[part]), list[bytes]()
 
         def take(frame: bytes) -> None:
             frames.append(frame)
             if len(frames) >= NUM_LOOKED_AT:
                 raise _EnoughError
 
+        known = tuple(link.commit for link in firsts)
         with suppress(_EnoughError):
-            await ask(self.network, peer, FetchCommits(self.units[part], (genesis.commit,)), take)
-        return await self.offload.run(partial(self._verified, part, frames))
+            await ask(self.network, peer, FetchCommits(self.units[part], known), take)
+        return await self.offload.run(partial(self._verified, firsts, frames))
 
-    def _verified(self, part: int, frames: list[bytes]) -> int:
-        link = genesis_link(self.start, self.units[part])
+    def _firsts(self, unit: UnitName) -> tuple[ChainLink, ...]:
+        """Links on which commits may stand that a peer shows."""
+        held = self.milestones.of(unit).held if self.milestones is not None else ()
+        newest = tuple(each.link for each in held[:-MAX_KNOWN:-1])
+        return (*newest, genesis_link(self.start, unit))
+
+    def _verified(self, firsts: tuple[ChainLink, ...], frames: list[bytes]) -> int:
+        links = {link.commit: link for link in firsts}
         for frame in frames:
-            link = verify_certificate(decode_certificate(frame), link, verifier=self.verifier, run_id=self.run_id)
+            certificate = decode_certificate(frame)
+            parent = links.get(decode_record(certificate.record).parent)
+            if parent is None:
+                raise RemoteProtocolError(
+                    "a commit that follows none that was named", "one after a milestone or the start"
+                )
+            link = verify_certificate(certificate, parent, verifier=self.verifier, run_id=self.run_id)
+            links = {link.commit: link}
         return len(frames)
 
 

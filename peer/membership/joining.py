@@ -18,6 +18,7 @@ from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.interfaces import Clock, Network
+from peer.membership.kept_milestones import add_milestones
 from peer.membership.named_run import find_run
 from peer.membership.saved_membership import (
     SavedMembership,
@@ -285,6 +286,8 @@ async def admit(
     )
     membership = check_membership(saved, invite.run_id)
     save_membership(folder, saved)
+    if reply.milestones:
+        add_milestones(folder, reply.milestones)
     return membership
 
 

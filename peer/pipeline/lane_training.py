@@ -179,7 +179,8 @@ async def _follower(joined: JoinedSession, spine: UnitName) -> SpineFollower:
     """Follows the records of the first stage, which is the run's spine, at a peer that does not hold it."""
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     log_ = UnitLog(FileStorage(joined.life.folder / spine, ThreadOffload()))
-    follower = SpineFollower(spine, start, log_, joined.network, joined.verifier, joined.membership.run_id)
+    held = joined.reporter.milestones.held if joined.reporter.milestones is not None else None
+    follower = SpineFollower(spine, start, log_, joined.network, joined.verifier, joined.membership.run_id, held)
     await follower.restore()
     return follower
 

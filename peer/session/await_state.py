@@ -63,10 +63,12 @@ class FirstState:
         """Whether there is no state here yet to train on."""
         return not self._has_begun and self._lacks()
 
+    @property
+    def _stands_at(self) -> int:
+        return 0 if self._chain.lacks_state else self._chain.head.index
+
     def _lacks(self) -> bool:
-        return self._lost_index() > 0 or lacks_state(
-            Found(self._chain.head.index, self.reported_index, self._is_next_at_hand)
-        )
+        return self._lost_index() > 0 or lacks_state(Found(self._stands_at, self.reported_index, self._is_next_at_hand))
 
     async def wait(self) -> None:
         """Wait until there is a state to train on. Shows the owner the reason, the time waited and the remedy."""

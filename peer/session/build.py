@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.head_state import Loan
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.unit_chain import UnitChain, lend
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
@@ -36,6 +38,7 @@ from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from peer.membership.incarnation import remember_unit
 from peer.membership.joining import Membership, check_start
+from peer.membership.kept_milestones import KeptMilestones
 from peer.membership.saved_membership import run_folder
 from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
@@ -49,6 +52,7 @@ from protocol.errors import LocalProtocolError
 from protocol.estimates.unit_disk import Occasion
 from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.wire import genesis_id
@@ -74,9 +78,11 @@ async def open_chains(
     restarted: Callable[[str], None],
     given: Sequence[StartShard] = (),
     experts: Sequence[int] = (),
+    milestones: HeldMilestones | None = None,
 ) -> tuple[UnitChain, ...]:
     """Open the lineages and states of all units held here from `folder`, the spine's first. `given`: shards of the run's initial
     weights, if any. `experts`: the experts that this peer holds. `restarted` receives one sentence about the state found on disk.
+    `milestones`: those that the host signed.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
@@ -100,6 +106,7 @@ async def open_chains(
     for unit, schema in held.items():
         was_here = (folder / unit / LOG_NAME).exists()
         tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
+        tools = replace(tools, milestones=milestones)
         chain = await _open_chain(tools, schema, membership, start, given)
         # An expert may have been taken up just now. Any other unit must have had state on a disk that was used before.
         if was_here or not _is_expert(unit, manifest.config):
@@ -110,6 +117,15 @@ async def open_chains(
         log.info("restarted", reason=sentence)
         restarted(sentence)
     return tuple(chains)
+
+
+async def kept_milestones(folder: Path, membership: Membership, start: bytes, verifier: Verifier) -> KeptMilestones:
+    """The host's milestones of the run that began with this start record, loaded from the run's folder."""
+    host_public_key = bytes.fromhex(membership.manifest.host_public_key)
+    held = HeldMilestones(SignatureCheck(verifier, membership.run_id), host_public_key, genesis_id(start))
+    kept = KeptMilestones(folder, held, ThreadOffload())
+    await kept.restore()
+    return kept
 
 
 async def _open_chain(
@@ -211,7 +227,11 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
     schemas = membership.manifest.unit_schemas()
     return {
         unit: UnitShape(
-            codec, ChunkGrid(schema.num_elements, config.chunk_elements), numbers.longest_interval_s, results
+            codec,
+            ChunkGrid(schema.num_elements, config.chunk_elements),
+            numbers.longest_interval_s,
+            results,
+            numbers.sums,
         )
         for unit, schema in schemas.items()
     }
@@ -381,4 +401,5 @@ def round_config(
         is_in_step=config.stages is not None,
         stagger=stagger,
         momentum_from_tokens=config.momentum_from_tokens,
+        sums=config.round.sums,
     )

@@ -5,6 +5,7 @@ Rules: R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +21,15 @@ from averaging.rounds.fetching.served_meanwhile import serve_meanwhile
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
+from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits, fetch_milestones
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.lineage import known_commits
+from protocol.rounds.lineage.milestones import SignedMilestone
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 
@@ -34,6 +37,9 @@ log = structlog.get_logger()
 
 COMMITS_WITHIN_S: Final = 60.0
 """Time for one donor's certificates. They are small, but a long run has many. Valid ones extend the time."""
+
+NUM_ASKED_FOR_MILESTONES: Final = 3
+"""Donors that are asked for milestones by a peer without any commit."""
 
 COMMITS_AT_MOST_S: Final = 1800.0
 """A donor that sends valid certificates at LEAST_BYTES_PER_S or faster is read to the end, for this long at most."""
@@ -47,12 +53,14 @@ class Lineage:
     """Verified commits, each on its parent: our own, then those of a donor.
 
     Attributes:
-        links: with the genesis before the first.
+        links: with the genesis or a milestone before the first.
         certificates: one fewer than links.
+        milestone: the beginning, where our own lineage does not lead to the donor's.
     """
 
     links: tuple[ChainLink, ...]
     certificates: tuple[Certificate, ...]
+    milestone: SignedMilestone | None = None
 
 
 async def catch_up_all(
@@ -87,19 +95,22 @@ async def catch_up_by_snapshot(
     those that sent invalid commits, and from `others` that fetch it as we do. If no donor can help, nothing changes. `on_failure`
     gets a sentence for each that could not.
     """
-    trusted, best = list(dict.fromkeys(donors))[:MAX_DONORS], BestLineage(chain, await own_lineage(chain))
+    trusted = list(dict.fromkeys(donors))[:MAX_DONORS]
+    if not chain.head.index:
+        await ask_milestones(network, chain, trusted)
+    best = BestLineage(chain, await own_lineage(chain))
     for donor in tuple(trusted):
         try:
             await best.ask(network, donor)
             lineage = best.lineage
-            roots = _worth_taking(chain, lineage.links)
+            roots = _worth_taking(chain, lineage)
             if roots:
                 async with set_aside(chain) as aside:
                     aside.drop()
                     with trio.fail_after(STATE_WITHIN_S):
                         tools = download_tools(network, chain.tools, others)
                         state = await download_state(tools, trusted, roots, on_progress)
-                    await chain.start_from(state, lineage.certificates, verified=lineage.links)
+                    await chain.start_from(state, lineage.certificates, lineage.milestone, lineage.links)
             if len(lineage.links) > 1:
                 break
         except RemoteProtocolError as error:
@@ -113,9 +124,32 @@ async def catch_up_by_snapshot(
     return best.index
 
 
+async def ask_milestones(network: Network, chain: UnitChain, donors: Sequence[PeerId]) -> None:
+    """Take the milestones that a few donors have: the host, which sends them to us, may be away. They say nothing else about
+    themselves, so a donor that has none or does not answer is no failure.
+    """
+    if chain.tools.milestones is None:
+        return
+    for donor in donors[:NUM_ASKED_FOR_MILESTONES]:
+        try:
+            sealed = await fetch_milestones(network, donor, chain.tools.unit)
+        except PotluckError as error:
+            log.info("no_milestones", donor=peer_name(donor), reason=error.one_line())
+            continue
+        chain.tools.milestones.take(sealed, peer_name(donor))
+
+
 async def own_lineage(chain: UnitChain) -> Lineage:
-    """The lineage of a unit as it is here."""
+    """The lineage of a unit as it is here. A peer without any commit begins at the newest milestone."""
+    milestone = _newest_milestone(chain)
+    if milestone is not None and not chain.head.index:
+        return Lineage((milestone.link,), (), milestone)
     return Lineage(tuple(chain.links), tuple(chain.line.certificates))
+
+
+def _newest_milestone(chain: UnitChain) -> SignedMilestone | None:
+    held = chain.tools.milestones
+    return held.of(chain.tools.unit).newest if held is not None else None
 
 
 class BestLineage:
@@ -138,14 +172,38 @@ class BestLineage:
             UnreachableError: the donor is too slow; commits received so far are kept.
             TransportError, RemoteProtocolError: as `fetch_commits`, or its commits do not verify.
         """
-        unit, run, theirs = self._chain.tools.unit, self._chain.tools.offload.run, self.lineage
+        await self._extend(network, donor, self.lineage, self._num_own)
+        if not self.index and await self._is_out_of_reach(network, donor):
+            await self._begin_anew(network, donor)
+
+    async def _is_out_of_reach(self, network: Network, donor: PeerId) -> bool:
+        """Whether a donor knows no commit of ours, and a milestone lies ahead of us."""
+        chain, milestone = self._chain, _newest_milestone(self._chain)
+        if self.lineage.milestone is not None or milestone is None or milestone.link.index <= chain.head.index:
+            return False
+        known = known_commits(chain.tree, chain.head.commit)
+        return not await fetch_commits(network, donor, chain.tools.unit, known)
+
+    async def _begin_anew(self, network: Network, donor: PeerId) -> None:
+        """Begin at the newest milestone: the commits between our head and it are gone everywhere."""
+        milestone = _newest_milestone(self._chain)
+        if milestone is None:
+            return
+        await self._extend(network, donor, Lineage((milestone.link,), (), milestone), 1)
+        if self.lineage.milestone is not None:
+            reason = f"nobody has the commits between our round {self._chain.head.index} and the milestone of round"
+            log.warning("begins_at_milestone", reason=f"{reason} {milestone.link.index}")
+            self._num_own = 1
+
+    async def _extend(self, network: Network, donor: PeerId, theirs: Lineage, num_own: int) -> None:
+        unit, run = self._chain.tools.unit, self._chain.tools.offload.run
         last_s, furthest = trio.current_time() + COMMITS_AT_MOST_S, 0
         with trio.move_on_after(COMMITS_WITHIN_S) as scope:
             while True:
-                answer = await fetch_commits(network, donor, unit, self._known(theirs))
+                answer = await fetch_commits(network, donor, unit, _known(theirs, num_own))
                 before = theirs
                 if answer:
-                    theirs = await run(partial(_continued, self._chain, before, answer, self._num_own))
+                    theirs = await run(partial(_continued, self._chain, before, answer, num_own))
                 if theirs is before:
                     return
                 index = theirs.links[-1].index
@@ -158,12 +216,13 @@ class BestLineage:
             f"{short(donor)} took too long over its commits", f"{LEAST_BYTES_PER_S} bytes of them a second"
         )
 
-    def _known(self, theirs: Lineage) -> tuple[CommitId, ...]:
-        """Our newest commit, and earlier ones in doubling steps back to our own head. The next donor may be behind or on a fork."""
-        own, places = self._num_own - 1, [len(theirs.links) - 1]
-        while places[-1] > own:
-            places.append(max(own, places[-1] - (1 << (len(places) - 1))))
-        return tuple(theirs.links[place].commit for place in places)
+
+def _known(theirs: Lineage, num_own: int) -> tuple[CommitId, ...]:
+    """The newest commit, and earlier ones in doubling steps back to our own head. The next donor may be behind or on a fork."""
+    own, places = num_own - 1, [len(theirs.links) - 1]
+    while places[-1] > own:
+        places.append(max(own, places[-1] - (1 << (len(places) - 1))))
+    return tuple(theirs.links[place].commit for place in places)
 
 
 def _continued(chain: UnitChain, lineage: Lineage, raws: Sequence[bytes], num_own: int) -> Lineage:
@@ -183,20 +242,24 @@ def _continued(chain: UnitChain, lineage: Lineage, raws: Sequence[bytes], num_ow
         links.append(link)
         certificates.append(certificate)
         places[link.commit] = place + 1
-    return Lineage(tuple(links), tuple(certificates)) if links[-1] is not lineage.links[-1] else lineage
+    is_same = links[-1] is lineage.links[-1]
+    return lineage if is_same else Lineage(tuple(links), tuple(certificates), lineage.milestone)
 
 
-def _worth_taking(chain: UnitChain, links: Sequence[ChainLink]) -> dict[CommitId, Root]:
-    """The attested states that lead to the last of these commits with fewer bytes than a full replay."""
-    tools = chain.tools
+def _worth_taking(chain: UnitChain, lineage: Lineage) -> dict[CommitId, Root]:
+    """The attested states that lead to the last of these commits with fewer bytes than a full replay. If our own state does not lead
+    there, any will do.
+    """
+    tools, links, attested = chain.tools, lineage.links, attested_roots(lineage.links)
+    num_own = 0 if lineage.milestone is not None or chain.lacks_state else len(chain.links)
+    if lineage.milestone is not None and lineage.milestone.state_root:
+        attested.setdefault(lineage.milestone.link.commit, lineage.milestone.state_root)
     update_bytes = keeping.update_bytes(tools.result_codec, tools.grid)
-    replay_bytes = (len(links) - len(chain.links)) * update_bytes
+    replay_bytes = (len(links) - num_own) * update_bytes if num_own else math.inf
     left_bytes = {
         link.commit: (links[-1].index - link.index) * update_bytes + STATE_BYTES_PER_VALUE * tools.grid.num_elements
-        for link in links[len(chain.links) :]
+        for link in links[num_own:]
     }
     return {
-        commit: root
-        for commit, root in attested_roots(links).items()
-        if commit in left_bytes and left_bytes[commit] < replay_bytes
+        commit: root for commit, root in attested.items() if commit in left_bytes and left_bytes[commit] < replay_bytes
     }

@@ -29,6 +29,7 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.fetching.download import MAX_DONORS, download_state, download_tools
+from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
@@ -56,8 +57,8 @@ from peer.membership.joining import (
 from peer.membership.network_options import network_options
 from peer.membership.own_ban import own_ban
 from peer.membership.saved_membership import is_known, remember_start, run_folder, take_session
-from peer.session.build import result_codec
-from peer.session.catch_up import BestLineage, own_lineage
+from peer.session.build import kept_milestones, result_codec
+from peer.session.catch_up import BestLineage, ask_milestones, own_lineage
 from peer.session.session import SequenceNumbers
 from peer.settings.config import PeerConfig
 from protocol.errors import PotluckError, RefusedError, RunOverError, TemporaryError, UnreachableError
@@ -134,6 +135,7 @@ class _Run:
     host_roots: Mapping[CommitId, Root]
     folder: Path
     ca_certificate_der: bytes
+    milestones: HeldMilestones
 
 
 async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
@@ -182,7 +184,9 @@ async def _fetch(visit: _Visit, on_progress: OnProgress) -> RunModel:
                 network, files, cache, lambda: donors, lambda sentence: log.info("fetching", what=sentence)
             )
         host_roots = await roots_of_host(client)
-        run = _Run(network, membership, donors, start, host_roots, visit.folder, invite.ca_certificate_der)
+        kept = await kept_milestones(visit.folder, membership, start, Ed25519Verifier(invite.ca_certificate_der))
+        root_der = invite.ca_certificate_der
+        run = _Run(network, membership, donors, start, host_roots, visit.folder, root_der, kept.held)
         units, proof = await _fetch_units(run, on_progress)
         adapter = stored_adapter(membership.manifest.config, dataset)
         tokenizer, template = read_tokenizer(dataset, cache), read_template(dataset, cache)
@@ -291,6 +295,7 @@ def _roots(links: Sequence[ChainLink], host_roots: Mapping[CommitId, Root]) -> d
 
 async def _lineage(run: _Run, chain: UnitChain) -> Sequence[ChainLink]:
     """The longest verified lineage that a donor shows."""
+    await ask_milestones(run.network, chain, run.donors[-MAX_DONORS:])
     best = BestLineage(chain, await own_lineage(chain))
     reasons = []
     for donor in run.donors[-MAX_DONORS:]:  # the host is the last one
@@ -322,6 +327,7 @@ def _chain(run: _Run, schema: TensorSchema) -> UnitChain:
         UnitLog(storage),
         Generations(storage, grid, offload),
         results=result_codec(config),
+        milestones=run.milestones,
     )
     header = StateHeader(schema.unit, genesis_id(run.start), 0, 0)
     # the chain only checks certificates here, so its state needs no values

@@ -8,11 +8,13 @@ from typing import Final
 
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
+from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.traffic.discovery import DirectoryPoller
 from peer.holdings.held_parts import OwnParts
 from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
+from peer.membership.membership_upkeep import MembershipUpkeep
 from peer.owner.controls import Controls
 from peer.session.leaving import Departure
 from peer.settings.config import PeerConfig
@@ -103,3 +105,17 @@ class JoinedSession:
     def verifier(self) -> Ed25519Verifier:
         """Checks signatures, and who was admitted by the run's authority."""
         return Ed25519Verifier(self.life.invite.ca_certificate_der)
+
+
+def upkeep_of(joined: JoinedSession) -> MembershipUpkeep:
+    """The upkeep of a joined peer's credential and of what it saves."""
+    life, membership = joined.life, joined.membership
+    return MembershipUpkeep(
+        folder=life.folder,
+        roster=joined.roster,
+        identity=life.identity,
+        run_id=membership.run_id,
+        ca_certificate_der=life.invite.ca_certificate_der,
+        clock=life.clock,
+        offload=ThreadOffload(),
+    )

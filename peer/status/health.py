@@ -18,6 +18,7 @@ from averaging.rounds.lineage.round_reports import RoundReport, StateDiffers, St
 from averaging.storage.full_disk import FULL_BYTES, full_disk_sentence, is_of_full_disk, still_refuses
 from protocol.ids import CommitId
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.round_row import RECENT_ROUNDS
 from protocol.tables import duration
 
 SHOWN_S: Final = 3600.0
@@ -93,6 +94,25 @@ class HealthNotes:
         is_full = disk.is_full or len(others) < len(reasons)
         full = [full_disk_sentence(disk.folder, disk.needed_bytes, disk.free_bytes)] if is_full else []
         return "; ".join(filter(None, [*full, self.closed_ports, *others, self.differs]))
+
+
+MOST_LEFT_OUT: Final = 0.05
+"""Share of its work above which a peer is told that it disagrees with the others. By chance far less of an honest peer's does."""
+
+
+def disagreement_sentence(left_out: float, num_rounds: int) -> str:
+    """The note for an owner whose peer's work disagrees with most others'; empty while there is nothing to say.
+
+    Args:
+        left_out: share of this peer's work in its newest rounds that was left out, 0 to 1.
+        num_rounds: of these rounds that counted it.
+    """
+    if left_out <= MOST_LEFT_OUT or num_rounds < RECENT_ROUNDS:
+        return ""
+    return (
+        f"{left_out:.0%} of this peer's work in its last {num_rounds} rounds disagreed with most others' and does not count: "
+        "its card or memory may compute wrongly; see `potluck doctor`, or try another card or --precision"
+    )
 
 
 OFFLINE_AFTER_S: Final = 30.0

@@ -220,6 +220,12 @@ PEER_METRICS: Final = (
         lambda s: _one(s.last_round.lost if s.last_round is not None else None),
     ),
     PeerMetric(
+        "potluck_peer_round_left_out_ratio",
+        "gauge",
+        "Share of this peer's work in the last round that disagreed with most others' and does not count.",
+        lambda s: _one(s.last_round.left_out if s.last_round is not None else None),
+    ),
+    PeerMetric(
         "potluck_peer_rounds_counted",
         "counter",
         "Committed rounds that count this process.",

@@ -17,6 +17,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.spans import EVALUATE, spanned
 from averaging.rounds.unit_service import RoundService
 from peer.membership.coordinator_client import CoordinatorClient
+from peer.membership.kept_milestones import KeptMilestones
 from peer.membership.revocations import Revocations
 from peer.status.duties_core import EvaluationTurns, is_bringer, place_to_bring
 from peer.status.status import PeerStatus
@@ -25,6 +26,7 @@ from peer.status.status_of import Sources, status_of
 from peer.training.peer_trainer import PeerTrainer
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.host.calls import NO_COMMIT, NO_ROOT
+from protocol.host.host_statements import NO_STATEMENTS, HostStatements
 from protocol.host.report_delta import report_digest, shortened
 from protocol.host.report_pace import again_in_s, turn_s
 from protocol.host.reports import (
@@ -91,8 +93,7 @@ def make_report(
     is_ready_to_start: bool,
     want_from_index: int,
     asides: Sequence[bytes] = (),
-    start_record: bytes = b"",
-    known_revocations: bytes = b"",
+    signed: HostStatements = NO_STATEMENTS,
 ) -> PeerReport:
     """A report for the coordinator, with the certificates that it asked for. Those in `asides` follow if there is room."""
     board, status, service = sources.board, status_of(sources), sources.of_spine
@@ -121,8 +122,7 @@ def make_report(
         double_votes=board.convicted.next_for_host,
         certificates=certificates,
         addresses=board.network.addresses()[:8] if board.network is not None else (),
-        start_record=start_record,
-        known_revocations=known_revocations,
+        signed=signed,
         version=board.version,
         chosen=sources.chosen,
         is_outbound_only=board.is_outbound_only,
@@ -199,6 +199,7 @@ class Reporter:
         self._reported_at_s = self._tried_at_s = -math.inf
         self._reported_numbers = (False, False)
         self.start_record = b""
+        self.milestones: KeptMilestones | None = None
         self.is_ready_to_start = False
         self.is_leaving = False
         self.last_reply: ReportReply | None = None
@@ -241,6 +242,8 @@ class Reporter:
         self._board.convicted.host_has(report.double_votes)
         self._note(reply)
         await self._take_revocations(reply)
+        if self.milestones is not None:
+            await self.milestones.take(reply.milestones, "the host")
         return True
 
     def _asides(self) -> Mapping[CommitId, bytes]:
@@ -271,13 +274,22 @@ class Reporter:
             is_ready_to_start=self.is_ready_to_start,
             want_from_index=self._num_commits() + 1 if spares_commits else self._want_from_index,
             asides=asides,
-            start_record=self.start_record if is_start_asked else b"",
-            known_revocations=self._revocations.known if self._revocations is not None else b"",
+            signed=self._signed(self.start_record if is_start_asked else b""),
         )
-        if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
-            missing = self._revocations.missing_at(self.last_reply.known_revocations)
-            report = replace(report, revocations=missing)
         return replace(report, state="left") if self.is_leaving else report
+
+    def _signed(self, start_record: bytes) -> HostStatements:
+        reply, revocations, milestones = self.last_reply, self._revocations, self.milestones
+        known, missing = b"", tuple[bytes, ...]()
+        if revocations is not None:
+            known = revocations.known
+            missing = revocations.missing_at(reply.known_revocations) if reply and reply.asks_revocations else ()
+        if milestones is None:
+            return HostStatements(start_record, known, missing)
+        links = self._sources.spine_links
+        is_asked = bool(links) and reply is not None and reply.phase == _UNDER_WAY
+        brought = milestones.to_bring(links[0].unit, self.reported_index) if is_asked else ()
+        return HostStatements(start_record, known, missing, milestones.known, brought)
 
     def _note(self, reply: ReportReply) -> None:
         """Note what the coordinator asks for next."""
@@ -361,7 +373,9 @@ class Reporter:
         if reply is None or self._is_fetching or reply.asks_revocations:
             return False
         is_same = reply.like == report_digest(report) and self._reported_numbers == _numbers(report)
-        brings = report.heldout or report.certificates or report.start_record or report.double_votes
+        brings = (
+            report.heldout or report.certificates or report.start_record or report.double_votes or report.milestones
+        )
         return is_same and not brings and trio.current_time() - self._reported_at_s < self.again_s - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:

@@ -47,7 +47,7 @@ class LastRound(BaseModel):
 
     `bytes_up` and `bytes_down` are payload of both lanes since the previous commit. `control_bytes_up` and `control_bytes_down` are
     the control lane's part, listed in `control` by channel; the rest is `bulk`. `lost` is the share of the mean's squared norm that
-    the codec of results dropped.
+    the codec of results dropped. `left_out` is the share of this peer's work that disagreed with most others' and does not count.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,6 +63,7 @@ class LastRound(BaseModel):
     control: tuple[ControlTraffic, ...] = ()
     bulk: tuple[BulkTraffic, ...] = ()
     lost: float = 0.0
+    left_out: float = 0.0
 
 
 class UnitPlace(BaseModel):

@@ -40,7 +40,7 @@ from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree
-from protocol.rounds.lineage.round_row import coverage, lost_share
+from protocol.rounds.lineage.round_row import coverage, disagreed_in, lost_share
 from protocol.tables import duration
 
 log = structlog.get_logger()
@@ -146,6 +146,7 @@ class RoundTally:
             weights={str(p): s for p, s in shares.items()},
             coverage=coverage(record),
             lost=lost,
+            left_out=sum(each.share for each in disagreed_in(record) if each.peer == self.peer),
         ).model_copy(update=traffic_fields(moved))
         log.info(
             "round_came",

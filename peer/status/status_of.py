@@ -13,7 +13,7 @@ from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
 from peer.cards.card_status import card_statuses
 from peer.membership.credential_cache import CredentialCache
-from peer.status.health import OFFLINE_AFTER_S, DiskSight, offline_sentence
+from peer.status.health import OFFLINE_AFTER_S, DiskSight, disagreement_sentence, offline_sentence
 from peer.status.round_progress import round_progress, stands_still
 from peer.status.status import LaneStatus, PeerStatus, UnitPlace
 from peer.status.status_board import StatusBoard
@@ -25,7 +25,15 @@ from protocol.identity.credential import credential_ends_unix_s
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.round_row import Counted, counted_by_peer, round_json, round_row
+from protocol.rounds.lineage.round_row import (
+    RECENT_ROUNDS,
+    Counted,
+    RoundRow,
+    counted_by_peer,
+    left_out_by_peer,
+    round_json,
+    round_row,
+)
 from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
 from protocol.rounds.state import PeerView
 
@@ -185,9 +193,9 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
     service = sources.service
     if service is None:
         return []
-    now_s, links = sources.board.clock.monotonic_s(), service.chain.links[-SHOWN_ROUNDS:]
+    now_s, rounds = sources.board.clock.monotonic_s(), _rows(service, SHOWN_ROUNDS)
     silent_s = max(SILENT_S, idle_patience_s(service.state))
-    counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
+    counted, left_out = counted_by_peer(rounds), left_out_by_peer(rounds)
     others = [
         {
             **_row_of(view.peer, counted.get(view.peer, Counted())),
@@ -201,7 +209,8 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
     away = sorted(counted.keys() - service.state.peers.keys() - {sources.board.peer})
     rows = [_own_row(sources, service, counted.get(sources.board.peer, Counted())), *others]
     rows += [_row_of(peer, counted[peer]) for peer in away]
-    return [{**row, **_known_of(sources.roster, PeerId(str(row["peer"])))} for row in rows]
+    by_peer = ((row, PeerId(str(row["peer"]))) for row in rows)
+    return [{**row, "left_out": left_out.get(peer, 0.0), **_known_of(sources.roster, peer)} for row, peer in by_peer]
 
 
 def _known_of(roster: CredentialCache | None, peer: PeerId) -> dict[str, object]:
@@ -275,10 +284,24 @@ def _of_trouble(sources: Sources) -> dict[str, object]:
     disk = DiskSight(sources.disk.folder if sources.disk is not None else Path(), left_bytes, _free_bytes(sources))
     health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s(), disk)
     return {
-        "trouble": "; ".join(filter(None, (health, board.convicted.sentence))),
+        "trouble": "; ".join(filter(None, (health, _disagreement(sources), board.convicted.sentence))),
         "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),
         "generations_damaged": sum(each.num_damaged for each in kept),
     }
+
+
+def _disagreement(sources: Sources) -> str:
+    """Whether too much of this peer's newest work disagrees with the others', as a sentence for its owner."""
+    if sources.service is None:
+        return ""
+    rows = _rows(sources.service, RECENT_ROUNDS)
+    num_rounds = sum(sources.board.peer in row.members for row in rows)
+    return disagreement_sentence(left_out_by_peer(rows).get(sources.board.peer, 0.0), num_rounds)
+
+
+def _rows(service: RoundService, num_rounds: int) -> list[RoundRow]:
+    """The newest rounds of the lineage that a unit follows, oldest first."""
+    return [round_row(link) for link in service.chain.links[-num_rounds:] if link.record is not None]
 
 
 def _of_membership(sources: Sources) -> dict[str, object]:

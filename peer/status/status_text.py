@@ -122,6 +122,8 @@ def round_line(status: PeerStatus) -> str:
         parts.append(of_the_run(status))
     if last.coverage < 1.0:
         parts.append(f"{1.0 - last.coverage:.0%} of the work did not arrive")
+    if last.left_out:
+        parts.append(f"{last.left_out:.0%} of yours disagreed with most others' and does not count")
     return printable(", ".join(parts))
 
 
@@ -251,8 +253,9 @@ def _last_round(status: PeerStatus) -> str:
     if last is None:
         return ""
     share = f"your share {last.weights.get(status.peer, 0.0):.0%}"
+    left_out = f" ({last.left_out:.0%} of yours left out)" if last.left_out else ""
     lost = f", {last.lost:.1%} of the mean had no room" if last.lost else ""
-    return f"{several(len(last.members), 'member')}, {share}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
+    return f"{several(len(last.members), 'member')}, {share}{left_out}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
 
 
 def _run_rows(status: PeerStatus) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ class RunNews:
 
 @dataclass(frozen=True, slots=True)
 class AdmitReply:
-    """A newcomer's welcome: credential, signed manifest, data set, and addresses of the others."""
+    """A newcomer's welcome: credential, signed manifest, data set, addresses of the others, and the newest milestone of each unit."""
 
     credential: bytes
     manifest: bytes
@@ -75,6 +75,7 @@ class AdmitReply:
     start_record: bytes
     coordinator_peer_id: str
     bootstrap: tuple[str, ...]
+    milestones: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def encode_admit_reply(reply: AdmitReply) -> bytes:
         start_record=reply.start_record,
         coordinator_peer_id=reply.coordinator_peer_id,
         bootstrap=reply.bootstrap,
+        milestones=reply.milestones,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -179,6 +181,7 @@ def decode_admit_reply(data: bytes) -> AdmitReply:
         start_record=body.start_record,
         coordinator_peer_id=body.coordinator_peer_id,
         bootstrap=tuple(body.bootstrap),
+        milestones=tuple(body.milestones),
     )
 
 

@@ -24,7 +24,7 @@ _MOVING: Final = (
     "could_tokens_per_s",
     "counts",
 )
-_BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations", "double_votes")
+_BROUGHT: Final = ("heldout", "certificates", "double_votes")
 _NAMES: Final = ("chosen",)
 """Fixed for the life of a process, so the first whole report brings them. A host that does not know them finds the same digest."""
 
@@ -34,16 +34,17 @@ _EMPTY: Final = PeerReport("", "", UnitName(""))
 def report_digest(report: PeerReport) -> bytes:
     """8 bytes that two reports of a peer share when they report the same heads."""
     others = {name: getattr(_EMPTY, name) for name in (*_MOVING, *_BROUGHT, *_NAMES)}
-    return sha256(encode_report(dataclasses.replace(report, like=b"", **others))).digest()[:REPORT_DIGEST_BYTES]
+    whole = dataclasses.replace(report, like=b"", signed=report.signed.known, **others)
+    return sha256(encode_report(whole)).digest()[:REPORT_DIGEST_BYTES]
 
 
 def shortened(report: PeerReport) -> PeerReport:
     """The short form, for a host that knows a report of the same digest."""
     said = {name: getattr(report, name) for name in (*_MOVING, *_BROUGHT)}
-    return dataclasses.replace(_EMPTY, like=report_digest(report), **said)
+    return dataclasses.replace(_EMPTY, like=report_digest(report), signed=report.signed.brought, **said)
 
 
 def made_whole(known: PeerReport, short: PeerReport) -> PeerReport:
     """The whole report that a short one of the sender of `known` stands for."""
     said = {name: getattr(short, name) for name in (*_MOVING, *_BROUGHT)}
-    return dataclasses.replace(known, like=b"", **said)
+    return dataclasses.replace(known, like=b"", signed=short.signed.beside(known.signed), **said)

@@ -15,10 +15,17 @@ from typing import Final
 
 from protocol.grids import MOST_G_PER_KWH
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.host.host_statements import (
+    MAX_MILESTONES,
+    NO_REVOCATION_NEWS,
+    NO_STATEMENTS,
+    HostStatements,
+    RevocationNews,
+)
 from protocol.host.report_pace import MAX_AGAIN_S
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.envelope import OVERHEAD_BYTES
-from protocol.identity.revocation import MAX_REVOCATIONS, check_fingerprints
+from protocol.identity.revocation import MAX_REVOCATIONS
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
@@ -51,7 +58,6 @@ HELPING: Final = "helping"
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
 _MAX_UNITS: Final = 1024
-_MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
 
 
@@ -184,10 +190,7 @@ class PeerReport:
         is_ready_to_start: data, model and network are ready; it waits for the start record.
         certificates: of commits in order, as received, from the index that the coordinator asked for.
         addresses: own multiaddresses.
-        start_record: the host's signed envelope, sent while the coordinator reports that the run has not started, if the peer has
-            it.
-        known_revocations: fingerprints of the host's revocations that this peer has.
-        revocations: signed entries that the coordinator asked for.
+        signed: what the host signed, as far as this peer has it.
         version: of its program, empty where it is not reported.
         is_outbound_only: it takes no connections; it works over those that it makes itself.
         like: of a short report, the digest of the whole one that it builds on; empty in a whole one.
@@ -220,9 +223,7 @@ class PeerReport:
     heldout: tuple[HeldoutResult, ...] = ()
     certificates: tuple[bytes, ...] = ()
     addresses: tuple[str, ...] = ()
-    start_record: bytes = b""
-    known_revocations: bytes = b""
-    revocations: tuple[bytes, ...] = ()
+    signed: HostStatements = NO_STATEMENTS
     version: str = ""
     is_outbound_only: bool = False
     like: bytes = b""
@@ -238,7 +239,6 @@ class PeerReport:
     counts: OwnCounts = NO_COUNTS
 
     def __post_init__(self) -> None:
-        check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
         for name in ("head", "state_commit", "state_root"):
             require_hash_or_none(name, getattr(self, name))
@@ -257,8 +257,33 @@ class PeerReport:
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
-        for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
+        for what, (found, most) in sizes.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
+
+    @property
+    def start_record(self) -> bytes:
+        """As in `signed`; so are the next four."""
+        return self.signed.start_record
+
+    @property
+    def known_revocations(self) -> bytes:
+        """Fingerprints."""
+        return self.signed.known_revocations
+
+    @property
+    def revocations(self) -> tuple[bytes, ...]:
+        """Signed entries."""
+        return self.signed.revocations
+
+    @property
+    def known_milestones(self) -> bytes:
+        """Fingerprints."""
+        return self.signed.known_milestones
+
+    @property
+    def milestones(self) -> tuple[bytes, ...]:
+        """In the host's envelopes."""
+        return self.signed.milestones
 
     @property
     def source_tokens(self) -> tuple[int, ...]:
@@ -293,13 +318,13 @@ class ReportReply:
 
     Attributes:
         is_final_checkpoint_written: the run is finished and the host has stored its last state: peers may leave.
-        revocations: signed entries that the peer lacks, for it to verify.
-        asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
+        bans: revocations that the peer or the coordinator lacks.
         like: the digest of the report as it was taken: the next one may be short if it has the same. Empty from a coordinator
             that takes whole ones only.
         live_others: other peers that have reported lately and taken up the run.
         again_in_s: seconds until the peer reports again unless it has something urgent; 0 from an older coordinator.
         start: for a peer that waits for the start.
+        milestones: newer ones than the peer has, of the units that it reports, in the host's envelopes.
     """
 
     phase: str
@@ -307,20 +332,33 @@ class ReportReply:
     index: int
     want_from_index: int
     is_final_checkpoint_written: bool = False
-    revocations: tuple[bytes, ...] = ()
-    asks_revocations: bool = False
-    known_revocations: bytes = b""
+    bans: RevocationNews = NO_REVOCATION_NEWS
     like: bytes = b""
     live_others: int = 0
     again_in_s: float = 0.0
     start: StartNews = NO_START_NEWS
+    milestones: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fingerprints(self.known_revocations)
         _require_report_digest(self.like)
         require(
             0.0 <= self.again_in_s <= MAX_AGAIN_S, f"a next report in {self.again_in_s} s", f"0 to {MAX_AGAIN_S:g} s"
         )
+
+    @property
+    def revocations(self) -> tuple[bytes, ...]:
+        """As in `bans`; so are the next two."""
+        return self.bans.revocations
+
+    @property
+    def asks_revocations(self) -> bool:
+        """Whether the coordinator lacks some."""
+        return self.bans.asks_revocations
+
+    @property
+    def known_revocations(self) -> bytes:
+        """Fingerprints."""
+        return self.bans.known_revocations
 
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -370,7 +408,13 @@ def decode_report(data: bytes) -> PeerReport:
     values = fields_by_name(body)
     values |= {
         "heldout": tuple(_decode_heldout(h) for h in body.heldout),
-        "revocations": tuple(body.revocations[:MAX_REVOCATIONS]),
+        "signed": HostStatements(
+            values.pop("start_record"),
+            values.pop("known_revocations"),
+            tuple(values.pop("revocations")[:MAX_REVOCATIONS]),
+            values.pop("known_milestones"),
+            tuple(values.pop("milestones")[: MAX_MILESTONES + 1]),
+        ),
         "beside": tuple(_decode_standing(part) for part in body.beside),
         "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
         "counts": _decode_counts(tuple(values.pop("source_tokens"))[: MAX_SOURCES + 1], body),
@@ -403,5 +447,9 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
     require_hash_or_none("head", body.head)
     require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    start = StartNews(shown(body.start.reason), body.start.start_record)
-    return ReportReply(**fields_by_name(body), start=start)
+    milestones = len(body.milestones)
+    require(milestones <= _MAX_UNITS, f"{milestones} milestones", f"at most {_MAX_UNITS}")
+    start, values = StartNews(shown(body.start.reason), body.start.start_record), fields_by_name(body)
+    names = ("revocations", "asks_revocations", "known_revocations")
+    bans = RevocationNews(*(values.pop(name) for name in names))
+    return ReportReply(**values, bans=bans, start=start)

@@ -90,20 +90,22 @@ class AdmitRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., invite_secret: _Optional[bytes] = ..., credential_request: _Optional[bytes] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class AdmitReply(_message.Message):
-    __slots__ = ("credential", "manifest", "dataset", "start_record", "coordinator_peer_id", "bootstrap")
+    __slots__ = ("credential", "manifest", "dataset", "start_record", "coordinator_peer_id", "bootstrap", "milestones")
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     START_RECORD_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_PEER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    MILESTONES_FIELD_NUMBER: _ClassVar[int]
     credential: bytes
     manifest: bytes
     dataset: bytes
     start_record: bytes
     coordinator_peer_id: str
     bootstrap: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, credential: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ..., start_record: _Optional[bytes] = ..., coordinator_peer_id: _Optional[str] = ..., bootstrap: _Optional[_Iterable[str]] = ...) -> None: ...
+    milestones: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, credential: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ..., start_record: _Optional[bytes] = ..., coordinator_peer_id: _Optional[str] = ..., bootstrap: _Optional[_Iterable[str]] = ..., milestones: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "credential_request", "unix_s")
@@ -186,7 +188,7 @@ class ScoreReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s", "double_votes", "nickname", "team", "source_tokens", "energy")
+    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s", "double_votes", "nickname", "team", "source_tokens", "energy", "known_milestones", "milestones")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,8 @@ class ReportBody(_message.Message):
     TEAM_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_MILESTONES_FIELD_NUMBER: _ClassVar[int]
+    MILESTONES_FIELD_NUMBER: _ClassVar[int]
     state: str
     reason: str
     unit: str
@@ -257,7 +261,9 @@ class ReportBody(_message.Message):
     team: str
     source_tokens: _containers.RepeatedScalarFieldContainer[int]
     energy: EnergyBody
-    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ..., double_votes: _Optional[_Iterable[_Union[AckPairBody, _Mapping]]] = ..., nickname: _Optional[str] = ..., team: _Optional[str] = ..., source_tokens: _Optional[_Iterable[int]] = ..., energy: _Optional[_Union[EnergyBody, _Mapping]] = ...) -> None: ...
+    known_milestones: bytes
+    milestones: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ..., double_votes: _Optional[_Iterable[_Union[AckPairBody, _Mapping]]] = ..., nickname: _Optional[str] = ..., team: _Optional[str] = ..., source_tokens: _Optional[_Iterable[int]] = ..., energy: _Optional[_Union[EnergyBody, _Mapping]] = ..., known_milestones: _Optional[bytes] = ..., milestones: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EnergyBody(_message.Message):
     __slots__ = ("joules", "tokens", "g_per_kwh")
@@ -300,7 +306,7 @@ class UnitBody(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others", "again_in_s", "start")
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others", "again_in_s", "start", "milestones")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +319,7 @@ class ReportReply(_message.Message):
     LIVE_OTHERS_FIELD_NUMBER: _ClassVar[int]
     AGAIN_IN_S_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    MILESTONES_FIELD_NUMBER: _ClassVar[int]
     phase: str
     head: bytes
     index: int
@@ -325,7 +332,8 @@ class ReportReply(_message.Message):
     live_others: int
     again_in_s: float
     start: StartNews
-    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ..., again_in_s: _Optional[float] = ..., start: _Optional[_Union[StartNews, _Mapping]] = ...) -> None: ...
+    milestones: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ..., again_in_s: _Optional[float] = ..., start: _Optional[_Union[StartNews, _Mapping]] = ..., milestones: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StartNews(_message.Message):
     __slots__ = ("reason", "start_record")

@@ -118,7 +118,7 @@ class Omission(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class Included(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential", "num_left_out", "agreement_percent")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class Included(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_PERCENT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
@@ -139,7 +141,9 @@ class Included(_message.Message):
     session: int
     seal: bytes
     credential: bytes
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
+    num_left_out: int
+    agreement_percent: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., num_left_out: _Optional[int] = ..., agreement_percent: _Optional[int] = ...) -> None: ...
 
 class ResultHeader(_message.Message):
     __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm", "sum_seal", "credential")
@@ -171,8 +175,18 @@ class ResultHeader(_message.Message):
     credential: bytes
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ..., sum_seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
+class Disagreement(_message.Message):
+    __slots__ = ("peer", "num_chunks", "agreement_percent")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    num_chunks: int
+    agreement_percent: int
+    def __init__(self, peer: _Optional[str] = ..., num_chunks: _Optional[int] = ..., agreement_percent: _Optional[int] = ...) -> None: ...
+
 class SliceRecord(_message.Message):
-    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal", "credential")
+    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm", "seal", "credential", "disagreeing")
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REDUCER_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +195,7 @@ class SliceRecord(_message.Message):
     LOST_PPM_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEING_FIELD_NUMBER: _ClassVar[int]
     first_chunk: int
     stop_chunk: int
     reducer: str
@@ -189,7 +204,8 @@ class SliceRecord(_message.Message):
     lost_ppm: int
     seal: bytes
     credential: bytes
-    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
+    disagreeing: _containers.RepeatedCompositeFieldContainer[Disagreement]
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., disagreeing: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ...) -> None: ...
 
 class Contributor(_message.Message):
     __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes", "session", "seal", "attests", "credential")
@@ -619,19 +635,27 @@ class FetchHashes(_message.Message):
     commit: bytes
     def __init__(self, unit: _Optional[str] = ..., commit: _Optional[bytes] = ...) -> None: ...
 
+class FetchMilestones(_message.Message):
+    __slots__ = ("unit",)
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    def __init__(self, unit: _Optional[str] = ...) -> None: ...
+
 class FetchRequest(_message.Message):
-    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_parts")
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones", "fetch_parts")
     FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
     FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
     FETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MILESTONES_FIELD_NUMBER: _ClassVar[int]
     FETCH_PARTS_FIELD_NUMBER: _ClassVar[int]
     fetch_result: FetchResult
     fetch_commits: FetchCommits
     fetch_state: FetchState
     fetch_hashes: FetchHashes
+    fetch_milestones: FetchMilestones
     fetch_parts: FetchParts
-    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ...) -> None: ...
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote")

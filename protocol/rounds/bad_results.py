@@ -1,5 +1,5 @@
 """Results that cannot be used: headers that say what nobody signed, other bytes than their reducer named, or meaningless bytes (R10,
-R14 and R16).
+R14 and R16). And records that name those, or follow other settings than the run's.
 
 Everybody agrees on whether bytes mean anything. So no honest peer acks a record that names meaningless bytes, and a quorum of acks
 for it cannot exist. If a voter claims to have acked such a record, that decided nothing.
@@ -19,6 +19,7 @@ from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt
 from protocol.rounds.events import ResultRefused
 from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.disagreement_rules import all_disagreeing, disagreements, guard_problem
 from protocol.rounds.lineage.record_rules import (
     ROUND_DOMAIN,
     SIGNED,
@@ -28,8 +29,11 @@ from protocol.rounds.lineage.record_rules import (
     result_problem,
 )
 from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages.record import NO_SPINE, CommitRecord
 from protocol.rounds.messages.wire import decode_body, decode_record
 from protocol.rounds.participants import without_slices
+from protocol.rounds.schedule.outer_rule import allowed_outer
+from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import RoundConfig, RoundState, RoundStep
 
 
@@ -71,11 +75,9 @@ def _require_true(
     here = {m.peer: m for m in proposal.members}
     if len(set(peers)) < len(peers) or any(here.get(e.peer) != member_of(e) for e in header.included):
         raise FalseResultError(part, "a result that counts strangers, or somebody twice", "members, each once")
-    problem = (
-        result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters)
-        if header.included
-        else ""
-    )
+    problem = guard_problem(disagreements(header), config.sums.guard)
+    if header.included and not problem:
+        problem = result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters)
     if problem:
         raise FalseResultError(part, problem, "what its contributors and its reducer signed")
     codec = proposal.result_codec or proposal.codec
@@ -93,6 +95,34 @@ def false_result(state: RoundState, proposal: Proposal, error: FalseResultError,
         return RoundStep(state, (), found)
     state = without_slices(state, [error.part.reducer])
     return attempt.give_away(state, led, proposal, [error.part], now_s, found)
+
+
+def unusable(state: RoundState, record: CommitRecord) -> str:
+    """Why nobody can go on from this record on our base: other settings than the run's, or a meaningless result. Empty if one can."""
+    config, codecs = state.config, both_codecs(record.codec, record.result_codec)
+    expected_codecs = both_codecs(config.codec, config.result_codec)
+    lineage = state.tree.behind(state.link.commit)
+    outer = allowed_outer(record.outer, config.outer, config.momentum_from_tokens, lineage)
+    if record.outer != outer or codecs != expected_codecs:
+        found = f"refused a record with outer step {record.outer} and {codecs}"
+        return f"{found}: not the run's, {outer} and {expected_codecs}"
+    stagger, target = config.stagger, config.target
+    fewest, most = stagger.shortest(target.fewest_tokens), stagger.longest(target.most_tokens)
+    if not fewest <= record.next_target_tokens <= most:
+        return (
+            f"refused a record with {record.next_target_tokens} tokens for the next round; expected {fewest} to {most}"
+        )
+    if record.slices[-1].stop_chunk != state.config.num_chunks:
+        return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
+    if (record.spine == NO_SPINE) != state.config.is_spine:
+        found, expected = ("with", "none") if state.config.is_spine else ("without", "one")
+        return f"refused a record of {record.unit} {found} a spine commit; expected {expected}"
+    unguarded = guard_problem(all_disagreeing(record.slices), config.sums.guard)
+    if unguarded:
+        return f"refused a record: {unguarded}"
+    if any(part.result_hash in state.open.useless for part in record.slices):
+        return "refused a record that names a result whose bytes mean nothing"
+    return ""
 
 
 def names_useless(record: bytes, useless: frozenset[Root]) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
+from protocol.rounds import telling
 from protocol.rounds.events import (
     Applied,
     CommitsFetched,
@@ -29,17 +30,12 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, Standing, TreeNode, best_head, is_outvoted, known_commits
 from protocol.rounds.messages.messages import Certificate, Committed, UnitHead
 from protocol.rounds.messages.wire import commit_id, decode_record
-from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
+from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
 from protocol.rounds.participants import doubting
-from protocol.rounds.queries import base_opener, is_gone, is_suspected, lone_refused, may_hold, own_heartbeat
+from protocol.rounds.queries import is_gone, is_suspected, lone_refused
 from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.state import Ahead, OpenRound, RoundState, RoundStep, Switching
 from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewed, without_found
-
-NUM_SUCCESSORS: Final = 2
-"""Peers that a member tells its new head by heartbeat (R15). The leader sends the certificate, which grows with the members, to
-all.
-"""
 
 MOST_LONE_SIBLINGS: Final = 4
 """Lone commits of the same voters on one base. Honest ones sign one, and another after a crash that hid the first from them."""
@@ -57,13 +53,13 @@ def catch_up(state: RoundState, source: PeerId, reason: str) -> RoundStep:
 
 
 def passed_by(state: RoundState, sender: PeerId, head: UnitHead, now_s: float) -> RoundStep:
-    """A peer reports a commit that we do not know. If our round may have led to it, its leader is sending it to everybody. Then we
-    ask the first peers that report it only when that certificate does not come. We ask later ones at once: the first report may be
-    a lie. The leader's own report changes nothing: its certificate left before.
+    """A peer reports a commit that we do not know. If our round may have led to it, its leader is sending it to everybody; among many
+    peers it is on its way in any case. Then we ask the first peers that report it only when that certificate does not come. We ask
+    later ones at once: the first report may be a lie. The leader's own report changes nothing: its certificate left before.
     """
     reason = f"{short(sender)} is at commit {head.index}, we are at {state.link.index}"
     ahead = state.open.ahead
-    is_certificate_due = head.index == state.link.index + 1 and _is_led_by_other(state, now_s)
+    is_certificate_due = head.index == state.link.index + 1 and _is_told_by_others(state, now_s)
     if not is_certificate_due or (ahead is not None and ahead.were_asked):
         return catch_up(state, sender, reason)
     reported = Ahead(now_s, (sender,)) if ahead is None else ahead.reported_by(sender)
@@ -77,7 +73,7 @@ def ask_ahead(state: RoundState, now_s: float) -> RoundStep:
     ahead = state.open.ahead
     if ahead is None or ahead.were_asked:
         return RoundStep(state)
-    if now_s - ahead.since_s < LEADERS_WORD_S and _is_led_by_other(state, now_s):
+    if now_s - ahead.since_s < LEADERS_WORD_S and _is_told_by_others(state, now_s):
         return RoundStep(state)
     state = replace(state, open=replace(state.open, ahead=replace(ahead, were_asked=True)))
     if state.open.committing is not None:
@@ -87,16 +83,20 @@ def ask_ahead(state: RoundState, now_s: float) -> RoundStep:
     return RoundStep(state, tuple(CatchUp(source, known, reason) for source in ahead.tellers), reason)
 
 
-def _is_led_by_other(state: RoundState, now_s: float) -> bool:
-    """Whether another live peer leads the round in which we take part."""
+def _is_told_by_others(state: RoundState, now_s: float) -> bool:
+    """Whether another live peer leads the round in which we take part, or many peers tell one another of commits."""
     proposal = state.open.proposal
-    if proposal is None or proposal.ballot.peer == state.config.me.peer:
+    if proposal is None:
+        return telling.is_told_by_tree(state)
+    if proposal.ballot.peer == state.config.me.peer:
         return False
     return not is_suspected(state, proposal.ballot.peer, now_s)
 
 
 def committed(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> RoundStep:
-    """A certificate came: verify it on its parent, anywhere in the tree. If the parent is unknown, ask for it."""
+    """A certificate came: verify it on its parent, anywhere in the tree. If the parent is unknown, ask for it. Among many peers a new
+    one is passed on (R15).
+    """
     if message.unit != state.config.unit:
         found = f"{short(sender)} sent a commit of unit {message.unit}"
         return RoundStep(state, remark=f"{found}; this is {state.config.unit}")
@@ -106,7 +106,11 @@ def committed(state: RoundState, sender: PeerId, message: Committed, now_s: floa
         return RoundStep(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
     if added is None:
         return catch_up(state, sender, f"{short(sender)} sent a commit on a base that we do not know")
-    return _judged(added, (message.certificate,), sender, now_s)
+    judged = _judged(added, (message.certificate,), sender, now_s)
+    if added is state or sender == state.config.me.peer:
+        return judged
+    onward = telling.passed_on(state, sender, message, "a commit is new to us: others hear of it from us")
+    return RoundStep(judged.state, (*onward, *judged.actions), judged.reason, judged.remark)
 
 
 def _judged(state: RoundState, certificates: Sequence[Certificate], source: PeerId, now_s: float) -> RoundStep:
@@ -258,7 +262,7 @@ def _commit_next(
     led = state.open.leading
     recipients: tuple[PeerId, ...] = ()
     if led is not None and led.commit == link.commit:
-        recipients = tuple(peer for peer in _reachable(state) if not _is_lender(state, peer))
+        recipients = telling.to_all(state, certificate, link.commit)
     opened = replace(
         state.open, committing=link.commit, leading=None, announced=link.commit if recipients else state.open.announced
     )
@@ -383,8 +387,8 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
     if event.link.parent != old.commit:
         found = f"commit {short(event.link.commit)} was applied"
         return RoundStep(state, remark=f"{found}; expected one that follows our head {short(old.commit)}")
-    to_notify, record = _peers_to_notify(state, event.link.commit), event.link.record
-    is_announced = _is_announced_by_us(state, event.link.commit)
+    to_notify, record = telling.still_to_tell(state, event.link, event.certificate), event.link.record
+    is_told = telling.is_told_by_us(state, event.link.commit)
     state = doubting(state, record, now_s)
     state = replace(
         _at(state, event.link, event.open_round, now_s),
@@ -399,23 +403,8 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
     if to_notify:
         actions.append(Send(to_notify, Committed(state.config.unit, event.certificate), reason))
     considered = consider(state, None, now_s)
-    return RoundStep(
-        considered.state, (*actions, *_report_head(state, is_announced, now_s), *considered.actions), reason
-    )
-
-
-def _report_head(state: RoundState, is_announced: bool, now_s: float) -> tuple[Action, ...]:
-    """Report our new head to the next opener, and to two successors in the order of ids unless we sent everybody the certificate.
-
-    The opener proposes to peers whose head it knows. Without this report a peer that is always last would miss round after round.
-    The successors ask for the commit if its leader's certificate was lost. An external reducer hears of it from its leader alone.
-    """
-    me, others = state.config.me.peer, () if is_announced else _reachable(state)
-    after = [p for p in others if p > me] + [p for p in others if p < me]
-    opener = base_opener(state)
-    to = dict.fromkeys((*after[:NUM_SUCCESSORS], *((opener,) if opener in state.peers else ())))
-    why = "we are at this commit now"
-    return (SendHeartbeat(tuple(to), own_heartbeat(state, now_s), True, why),) if to else ()
+    reported, report = telling.head_report(considered.state, is_told, now_s)
+    return RoundStep(reported, (*actions, *report, *considered.actions), reason)
 
 
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
@@ -431,7 +420,6 @@ def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> 
         snapshot_at_s=state.open.snapshot_at_s if was_heard else 0.0,
         committed_at_s=now_s,
         alone_since_s=None,
-        is_head_seen=True,
     )
     return without_found(moved) if moved.missing else moved
 
@@ -440,43 +428,6 @@ def _still_wanted(state: RoundState, head: CommitId) -> Switching | None:
     """Keep fetching a lineage, unless it has become our own."""
     switching = state.switching
     return None if switching is None or state.tree.path(head, switching.target) is not None else switching
-
-
-def _reachable(state: RoundState) -> tuple[PeerId, ...]:
-    """All other peers that need a certificate, in the order of ids. For a unit that is not the spine these are its holders and
-    reducers.
-    """
-    proposal = state.open.proposal
-    reducers = {part.reducer for part in proposal.slices} if proposal is not None else set()
-    return tuple(
-        p
-        for p in sorted(state.peers)
-        if not is_gone(state, p) and (state.config.is_spine or may_hold(state, p) or p in reducers)
-    )
-
-
-def _is_lender(state: RoundState, peer: PeerId) -> bool:
-    """Whether it reduced without being a member. The certificate makes it forget its result, which we may still be fetching."""
-    proposal = state.open.proposal
-    return (
-        proposal is not None and proposal.member(peer) is None and any(part.reducer == peer for part in proposal.slices)
-    )
-
-
-def _peers_to_notify(state: RoundState, commit: CommitId) -> tuple[PeerId, ...]:
-    """The peers to which the certificate of the applied commit goes. If the proposal is ours these are all peers, or only the
-    external reducers when the others were told already.
-    """
-    if not _is_announced_by_us(state, commit):
-        return ()
-    others = _reachable(state)
-    return tuple(peer for peer in others if _is_lender(state, peer)) if state.open.announced == commit else others
-
-
-def _is_announced_by_us(state: RoundState, commit: CommitId) -> bool:
-    """Whether others get this commit's certificate from us: it was sent already, or the proposal is ours."""
-    proposal = state.open.proposal
-    return state.open.announced == commit or (proposal is not None and proposal.ballot.peer == state.config.me.peer)
 
 
 def stalled(state: RoundState, event: CommitStalled, now_s: float) -> RoundStep:

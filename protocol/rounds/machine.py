@@ -79,6 +79,7 @@ from protocol.rounds.state import (
     Contribution,
     LeaderAttempts,
     OpenRound,
+    Pulse,
     RoundConfig,
     RoundState,
     RoundStep,
@@ -120,7 +121,7 @@ def start(
         state_commit=link.commit,
         state_root=state_root,
         spine=spine,
-        is_head_seen=link.record is None,
+        pulse=Pulse(started_at_s=now_s),
     )
 
 
@@ -405,7 +406,7 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal, now_s: 
     if codecs != expected_codecs or proposal.num_chunks != config.num_chunks:
         found = f"{short(sender)} proposed {codecs} over {proposal.num_chunks} chunks"
         return f"{found}, not the run's: {expected_codecs} over {config.num_chunks}"
-    most_s = max(config.reduce_within_s, config.longest_interval_s)
+    most_s = max(config.sums.first_within_s, config.longest_interval_s)
     if proposal.reduce_within_s > most_s:
         return f"{short(sender)} lets slices wait for {proposal.reduce_within_s:.0f} s; expected at most {most_s:.0f}"
     if (proposal.spine == NO_SPINE) != config.is_spine:

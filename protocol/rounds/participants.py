@@ -367,7 +367,7 @@ def proposed_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
 
 def _within_s(state: RoundState, others: Iterable[PeerView], num_failed: int) -> float:
     config = state.config
-    first_guess_s = config.reduce_within_s
+    first_guess_s = config.sums.first_within_s
     uploads_s = _uploads_s(state, others)
     slowest_s = max(DEADLINE_FACTOR * upload_s if upload_s > 0 else first_guess_s for upload_s in uploads_s)
     doubled_s = max(LEAST_REDUCE_S, slowest_s) * 2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT)

@@ -16,11 +16,13 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
+from protocol.rounds.bad_results import unusable
 from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem, with_leaves
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.rule_numbers import version_of
 from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
@@ -35,7 +37,7 @@ from protocol.rounds.messages.messages import (
     Refusal,
     Settle,
 )
-from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot, CommitRecord
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot, CommitRecord
 from protocol.rounds.messages.wire import commit_id
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.participants import takes_part, with_voters
@@ -51,8 +53,6 @@ from protocol.rounds.queries import (
     may_hand_on,
     own_heartbeat,
 )
-from protocol.rounds.schedule.outer_rule import allowed_outer
-from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
 
 ACK_VERSION: Final = 1
@@ -138,29 +138,9 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return "a settled record without content"
     if not state.may_vote and not link.is_lone:
         return "no vote on this base: this disk does not know what its peer voted before"
-    config, codecs = state.config, both_codecs(record.codec, record.result_codec)
-    expected_codecs = both_codecs(config.codec, config.result_codec)
-    lineage = state.tree.behind(state.link.commit)
-    outer = allowed_outer(record.outer, config.outer, config.momentum_from_tokens, lineage)
-    if record.outer != outer or codecs != expected_codecs:
-        found = f"refused a record with outer step {record.outer} and {codecs}"
-        return f"{found}: not the run's, {outer} and {expected_codecs}"
-    stagger, target = config.stagger, config.target
-    fewest, most = stagger.shortest(target.fewest_tokens), stagger.longest(target.most_tokens)
-    if not fewest <= record.next_target_tokens <= most:
-        return (
-            f"refused a record with {record.next_target_tokens} tokens for the next round; expected {fewest} to {most}"
-        )
-    if record.slices[-1].stop_chunk != state.config.num_chunks:
-        return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
-    if (record.spine == NO_SPINE) != state.config.is_spine:
-        found, expected = ("with", "none") if state.config.is_spine else ("without", "one")
-        return f"refused a record of {record.unit} {found} a spine commit; expected {expected}"
     if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
-    if any(part.result_hash in state.open.useless for part in record.slices):
-        return "refused a record that names a result whose bytes mean nothing"
-    return ""
+    return unusable(state, record)
 
 
 def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: float) -> str:
@@ -215,7 +195,7 @@ def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal 
     if state.config.me.peer in counted:
         return False
     # where peers take turns most voters have none in this round, and vote on all the same
-    is_turn = record.rules >= TURNS and 2 * len(counted) > state.config.max_members
+    is_turn = version_of(record.rules) >= TURNS and 2 * len(counted) > state.config.max_members
     kept = record.roster if is_turn else ()
     if proposal is None:
         has_work = state.can_contribute and state.tokens_ready > 0

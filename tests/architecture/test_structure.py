@@ -46,7 +46,6 @@ MANY_METHODS = {
     "averaging/network/memory/memory_network.py:MemorySwarm": 26,
     "averaging/rounds/exchange/exchange.py:Exchange": 27,
     "averaging/rounds/exchange/exchange_driver.py:ExchangeDriver": 30,
-    "averaging/rounds/exchange/reduction.py:Reduction": 28,
     "averaging/rounds/lineage/unit_chain.py:UnitChain": 40,
     "averaging/rounds/peer_rounds.py:PeerRounds": 39,
     "averaging/rounds/unit_service.py:RoundService": 38,

@@ -28,6 +28,7 @@ from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.at_once import apply_outer_step, encode_contribution, encode_with_feedback
 from tests.benchmarks.convergence_ways import Regime, Trial, Way
 from tests.benchmarks.feedback import decoded
+from tests.benchmarks.learning.round_trace import RoundTrace
 from tests.benchmarks.stacked_decoder import StackedDecoder, Workers
 
 CHUNK: Final = 16_384
@@ -60,6 +61,7 @@ class Outcome:
         loss: held-out, nats a byte, of the anchor at the end.
         bytes_sent: by one peer, as contributions and, for its share of the model, as results.
         curve: (share of the steps, loss on fewer windows) on the way.
+        trace: the shape of the first unit's rounds (tests/benchmarks/learning/round_trace.py).
     """
 
     loss: float
@@ -67,6 +69,7 @@ class Outcome:
     num_rounds: int
     cpu_s: float
     curve: tuple[tuple[float, float], ...]
+    trace: dict[str, float] = field(default_factory=dict)
 
 
 def data_parallel_bytes(regime: Regime) -> float:
@@ -75,9 +78,9 @@ def data_parallel_bytes(regime: Regime) -> float:
     return 2 * (num_peers - 1) / num_peers * FP32_BYTES * num_values * regime.stop_steps
 
 
-def heldout_loss(regime: Regime, anchor_N: torch.Tensor, text: Text, num_windows: int) -> float:
+def heldout_loss(regime: Regime, anchor_N: torch.Tensor, text: Text, num_windows: int, device: str = "cpu") -> float:
     """Nats a byte on fixed windows."""
-    model, length = StackedDecoder(regime.model, anchor_N, 1), regime.model.context_tokens + 1
+    model, length = StackedDecoder(regime.model, anchor_N, 1, device), regime.model.context_tokens + 1
     places = np.array(heldout_starts(num_windows, len(text), length))[:, None] + np.arange(length)
     windows = torch.from_numpy(text[places].astype(np.int64))
     with torch.no_grad():
@@ -99,6 +102,14 @@ def fragments_of(schema: TensorSchema, num_fragments: int) -> list[torch.Tensor]
     return [torch.cat(part) for part in parts]
 
 
+def units_of(schema: TensorSchema, way: Way) -> list[torch.Tensor]:
+    """(n,) places of each unit: the layers and then everything beside them where that has a codec of its own, else fragments."""
+    if not way.tables:
+        return fragments_of(schema, way.num_fragments)
+    beside, layers = fragments_of(schema, 2)
+    return [layers, beside]
+
+
 @dataclass
 class Unit:
     """A part of the model with rounds of its own: the outer state, what each peer did not send yet, the commit under way."""
@@ -108,7 +119,8 @@ class Unit:
     momentum_n: torch.Tensor
     feedbacks: list[Feedback] | None
     next_snapshot: int
-    base_step: int = 0
+    codec: str
+    result: str
     snapshot_Mn: torch.Tensor | None = None
     applies_at: int = 0
     update_n: torch.Tensor | None = None
@@ -119,16 +131,25 @@ class Unit:
 
 @dataclass
 class Training:
-    """The rounds of one trial; `run` goes through it once."""
+    """The rounds of one trial; `run` goes through it once, `advance` a step at a time.
+
+    Attributes:
+        device: the models and the optimizers are there. Rounds are computed by the processor, as in a peer.
+        trace: of the first unit, None without.
+    """
 
     trial: Trial
     corpus: Corpus
+    device: str = "cpu"
+    trace: RoundTrace | None = None
     workers: Workers = field(init=False)
     units: list[Unit] = field(init=False)
     num_peers: int = field(init=False)
     inner: InnerSection = field(init=False)
+    done: int = 0
     committed_steps: int = 0
     tokens_before: int = 0
+    cpu_s: float = 0.0
     curve: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,25 +161,29 @@ class Training:
             batch_tokens=regime.batch_tokens,
             warmup_tokens=tokens // WARMUP_PART,
             optimizer="muon" if way.optimizer == "muon" else "adamw",
+            weight_decay=way.weight_decay,
         )
         anchor_N = self._alone(genesis_anchor(model_schema(regime.model), self.trial.seed))
         names = [f"peer {number}" for number in range(regime.num_peers)]
         readers = {"sync": [names], "solo": [names[:1]], "rounds": [[name] for name in names]}[way.kind]
         self.workers = self._workers(anchor_N, readers)
-        places = fragments_of(self.workers.model.schema, way.num_fragments)
-        self.units = [self._unit(number, anchor_N[part]) for number, part in enumerate(places)]
-        for unit, part in zip(self.units, places, strict=True):
-            unit.places_n = part
+        places = units_of(self.workers.model.schema, way)
+        self.units = [self._unit(number, part, anchor_N[part]) for number, part in enumerate(places)]
 
     def _workers(self, anchor_N: torch.Tensor, readers: Sequence[Sequence[str]]) -> Workers:
-        return Workers(self.trial.regime.model, self.inner, anchor_N, self.corpus.train, self.trial.seed, readers)
+        trial = self.trial
+        return Workers(trial.regime.model, self.inner, anchor_N, self.corpus.train, trial.seed, readers, self.device)
 
-    def _unit(self, number: int, anchor_n: torch.Tensor) -> Unit:
+    def _unit(self, number: int, places_n: torch.Tensor, anchor_n: torch.Tensor) -> Unit:
         way, grid = self.trial.way, ChunkGrid(anchor_n.numel(), CHUNK)
-        feedbacks = [Feedback(way.beta, grid, no_residual(grid)) for _ in range(self.num_peers)] if way.beta else None
+        codec, result = (way.tables, way.tables) if way.tables and number else (way.codec, way.result_codec)
+        has_feedback = way.beta and codec == way.codec
+        feedbacks = (
+            [Feedback(way.beta, grid, no_residual(grid)) for _ in range(self.num_peers)] if has_feedback else None
+        )
         first = way.ramp.local_steps(self._steps_before)
-        offset = first * (number + 1) // way.num_fragments
-        return Unit(torch.empty(0), anchor_n.clone(), torch.zeros_like(anchor_n), feedbacks, max(1, offset))
+        offset = first if way.tables else first * (number + 1) // way.num_fragments
+        return Unit(places_n, anchor_n.clone(), torch.zeros_like(anchor_n), feedbacks, max(1, offset), codec, result)
 
     def _alone(self, anchor_N: torch.Tensor) -> torch.Tensor:
         """One peer's training before the others begin."""
@@ -185,22 +210,39 @@ class Training:
         """Of everybody, that one peer's training before the rounds comes to."""
         return self.tokens_before // (self.trial.regime.num_peers * self.inner.batch_tokens)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done."""
+        return self.done >= self.num_steps
+
     def run(self) -> Outcome:
         """Train to the end."""
-        begin_s, num_steps, way = time.process_time(), self.num_steps, self.trial.way
-        regime, looks = self.trial.regime, list(CURVE)
-        for step in range(num_steps):
-            self.workers.step(step, self._rate(self._schedule_tokens(step)))
-            done = step + 1
-            if way.kind == "rounds":
-                self._rounds(done, is_end=done == num_steps)
-            if looks and done >= looks[0] * num_steps:
-                loss = heldout_loss(regime, self._anchor(), self.corpus.heldout, CURVE_WINDOWS)
-                self.curve.append((looks.pop(0), round(loss, 4)))
-        loss = heldout_loss(regime, self._anchor(), self.corpus.heldout, HELDOUT_WINDOWS)
-        sent = data_parallel_bytes(regime) if way.kind == "sync" else sum(unit.bytes_sent for unit in self.units)
+        while not self.is_over:
+            self.advance()
+        return self.outcome()
+
+    def advance(self) -> None:
+        """One local step of everybody, and the rounds that are due after it."""
+        begin_s = time.process_time()
+        self.workers.step(self.done, self._rate(self._schedule_tokens(self.done)))
+        self.done += 1
+        if self.trial.way.kind == "rounds":
+            self._rounds(self.done, is_end=self.is_over)
+        looks = CURVE[len(self.curve) :]
+        if looks and self.done >= looks[0] * self.num_steps:
+            self.curve.append((looks[0], round(self._loss(CURVE_WINDOWS), 4)))
+        self.cpu_s += time.process_time() - begin_s
+
+    def outcome(self) -> Outcome:
+        """The result, once all steps are done."""
+        is_sync = self.trial.way.kind == "sync"
+        sent = data_parallel_bytes(self.trial.regime) if is_sync else sum(unit.bytes_sent for unit in self.units)
         num_rounds = max(unit.num_rounds for unit in self.units)
-        return Outcome(loss, sent, num_rounds, time.process_time() - begin_s, tuple(self.curve))
+        figures = {} if self.trace is None else self.trace.figures()
+        return Outcome(self._loss(HELDOUT_WINDOWS), sent, num_rounds, self.cpu_s, tuple(self.curve), figures)
+
+    def _loss(self, num_windows: int) -> float:
+        return heldout_loss(self.trial.regime, self._anchor(), self.corpus.heldout, num_windows, self.device)
 
     def _schedule_tokens(self, step: int) -> int:
         """As the product counts: everybody's committed tokens, and our own since."""
@@ -241,28 +283,46 @@ class Training:
         )
 
     def _update(self, unit: Unit, theta_Mn: torch.Tensor) -> torch.Tensor:
-        way = self.trial.way
-        codec, result = codec_by_name(way.codec), codec_by_name(way.result_codec)
-        grid = ChunkGrid(unit.anchor_n.numel(), CHUNK)
-        total, num_bytes = WeightedSum(grid.num_elements, sum_dtype(way.result_codec)), 0
-        for number, theta_n in enumerate(theta_Mn):
-            if unit.feedbacks is None and way.codec == "fp32":
-                total.add(1, pseudo_gradient(unit.anchor_n, theta_n))
-                num_bytes = codec.encoded_bytes(grid.num_elements)
-                continue
-            if unit.feedbacks is None:
-                offered = encode_contribution(unit.anchor_n, theta_n, 1, codec, grid)
-            else:
-                feedback = unit.feedbacks[number]
-                offered, fed = encode_with_feedback(unit.anchor_n, theta_n, 1, codec, feedback)
-                feedback = feedback.offered(offered.root, fed)
-                unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
-            num_bytes = sum(map(len, offered.chunks))
-            total.add(1, decoded(offered.chunks, codec, grid))
-        chunks = encode_chunks(total.mean().float(), result, grid)
+        result, grid = codec_by_name(unit.result), ChunkGrid(unit.anchor_n.numel(), CHUNK)
+        rows_Mn, num_bytes = self.contributions(unit, theta_Mn, grid)
+        chunks = encode_chunks(self.mean(unit, rows_Mn, grid), result, grid)
         share = (self.num_peers - 1) / self.num_peers
         unit.bytes_sent += share * (num_bytes + sum(map(len, chunks)))
-        return decoded(chunks, result, grid)
+        update_n = decoded(chunks, result, grid)
+        if self.trace is not None and unit is self.units[0]:
+            left = [float(feedback.residual.values_N.norm()) for feedback in unit.feedbacks or ()]
+            self.trace.add(unit.anchor_n - theta_Mn, update_n, sum(left) / max(1, len(left)))
+        return update_n
+
+    def contributions(self, unit: Unit, theta_Mn: torch.Tensor, grid: ChunkGrid) -> tuple[torch.Tensor, int]:
+        """Everybody's contribution as others decode it, (M, n) float32, and the bytes of one."""
+        rows_Mn, num_bytes = torch.empty_like(theta_Mn), 0
+        for number, theta_n in enumerate(theta_Mn):
+            rows_Mn[number], num_bytes = self._contribution(unit, number, theta_n, grid)
+        return rows_Mn, num_bytes
+
+    def _contribution(
+        self, unit: Unit, number: int, theta_n: torch.Tensor, grid: ChunkGrid
+    ) -> tuple[torch.Tensor, int]:
+        """One peer's contribution as others decode it, (n,) float32, and its bytes."""
+        codec = codec_by_name(unit.codec)
+        if unit.feedbacks is None and unit.codec == "fp32":
+            return pseudo_gradient(unit.anchor_n, theta_n), codec.encoded_bytes(grid.num_elements)
+        if unit.feedbacks is None:
+            offered = encode_contribution(unit.anchor_n, theta_n, 1, codec, grid)
+        else:
+            feedback = unit.feedbacks[number]
+            offered, fed = encode_with_feedback(unit.anchor_n, theta_n, 1, codec, feedback)
+            feedback = feedback.offered(offered.root, fed)
+            unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
+        return decoded(offered.chunks, codec, grid), sum(map(len, offered.chunks))
+
+    def mean(self, unit: Unit, rows_Mn: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """The mean of these contributions to a unit, (n,) float32."""
+        total = WeightedSum(grid.num_elements, sum_dtype(unit.result))
+        for values_n in rows_Mn:
+            total.add(1, values_n)
+        return total.mean().float()
 
     def _apply(self, unit: Unit) -> None:
         """The outer step, and what it means for everybody's parameters."""

@@ -104,6 +104,8 @@ class Way:
         keeps_work: theta is mixed with the new anchor and the work since the snapshot on it, none of which is given up.
         num_fragments: the model travels in so many units on staggered schedules.
         alone_steps: one peer trains so many before the others begin, with its own tokens only; a ramp begins where that leaves it.
+        weight_decay: of the matrices.
+        tables: codec of embeddings, head and norms, which then travel as a unit of their own on the same schedule; "" with the rest.
     """
 
     name: str
@@ -120,6 +122,8 @@ class Way:
     optimizer: str = "adamw"
     is_replaced: bool = False
     keeps_work: bool = False
+    weight_decay: float = 0.1
+    tables: str = ""
 
     @property
     def result_codec(self) -> str:
@@ -127,7 +131,7 @@ class Way:
         return self.result or self.codec
 
 
-_LATER: Final = {"is_replaced": False, "keeps_work": False}
+_LATER: Final = {"is_replaced": False, "keeps_work": False, "weight_decay": 0.1, "tables": ""}
 """Fields that ways did not always have, and what they are without."""
 
 

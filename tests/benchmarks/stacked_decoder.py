@@ -28,29 +28,33 @@ CLIP_FLOOR: Final = 1e-6
 
 
 class StackedDecoder:
-    """M models of one schema."""
+    """M models of one schema on one device. On a card, products are in bfloat16, as the product computes them there."""
 
-    def __init__(self, config: LlamaConfig, anchor_N: torch.Tensor, num_peers: int) -> None:
+    def __init__(self, config: LlamaConfig, anchor_N: torch.Tensor, num_peers: int, device: str = "cpu") -> None:
         self.config = config
         self.schema = model_schema(config)
         self.num_peers = num_peers
+        self.device = torch.device(device)
         self.parameters = [
-            torch.nn.Parameter(part.expand(num_peers, *part.shape).clone()) for part in parts_of(anchor_N, self.schema)
+            torch.nn.Parameter(part.to(self.device).expand(num_peers, *part.shape).clone())
+            for part in parts_of(anchor_N, self.schema)
         ]
         self._named = dict(zip((spec.name for spec in self.schema.tensors), self.parameters, strict=True))
-        self._rotation = rotation_table(config)
+        self._rotation = rotation_table(config).to(self.device)
 
     def loss(self, tokens_MBT: torch.Tensor) -> torch.Tensor:
         """The sum over peers of each one's mean loss in nats a token; (M, B, T + 1) int64."""
+        tokens_MBT = tokens_MBT.to(self.device)
         inputs, targets = tokens_MBT[..., :-1], tokens_MBT[..., 1:]
-        logits = self._logits(inputs)
-        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type != "cpu"):
+            logits = self._logits(inputs)
+        total = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
         return total * (self.num_peers / targets.numel())
 
     def _logits(self, tokens_MBT: torch.Tensor) -> torch.Tensor:
         config, named = self.config, self._named
         num_peers, batch, num_tokens = tokens_MBT.shape
-        first_rows = torch.arange(num_peers).view(-1, 1, 1) * config.vocab_size
+        first_rows = torch.arange(num_peers, device=self.device).view(-1, 1, 1) * config.vocab_size
         table = named["embed.weight"].flatten(0, 1)
         x = functional.embedding(tokens_MBT + first_rows, table).view(num_peers, batch * num_tokens, config.dim)
         for layer in range(config.num_layers):
@@ -87,15 +91,22 @@ class StackedDecoder:
         return functional.rms_norm(x, x.shape[-1:], None, self.config.norm_eps) * self._named[name].unsqueeze(1)
 
     def theta(self) -> torch.Tensor:
-        """(M, N) float32, a copy."""
-        return torch.cat([parameter.detach().flatten(1) for parameter in self.parameters], dim=1)
+        """(M, N) float32 in the machine's memory, a copy."""
+        return torch.cat([parameter.detach().flatten(1).cpu() for parameter in self.parameters], dim=1)
 
     @torch.no_grad()
     def shift(self, shift_MN: torch.Tensor) -> None:
         """Theta <- theta + shift, for each peer its own."""
         rows = [parts_of(shift_N, self.schema) for shift_N in shift_MN]
         for number, parameter in enumerate(self.parameters):
-            parameter.add_(torch.stack([row[number] for row in rows]))
+            parameter.add_(torch.stack([row[number] for row in rows]).to(self.device))
+
+    @torch.no_grad()
+    def load(self, theta_MN: torch.Tensor) -> None:
+        """Theta <- (M, N) float32, for each peer its own."""
+        rows = [parts_of(theta_N, self.schema) for theta_N in theta_MN]
+        for number, parameter in enumerate(self.parameters):
+            parameter.copy_(torch.stack([row[number] for row in rows]))
 
 
 class Workers:
@@ -111,21 +122,22 @@ class Workers:
         text: npt.NDArray[np.uint8] | npt.NDArray[np.uint16],
         seed: int,
         readers: Sequence[Sequence[str]],
+        device: str = "cpu",
     ) -> None:
         """`readers`: of each peer the names whose windows it reads; a synchronous run is one peer that reads those of all."""
-        self.model = StackedDecoder(config, anchor_N, len(readers))
+        self.model = StackedDecoder(config, anchor_N, len(readers), device)
         self._inner = inner
         self._text = text
         self._seed = seed
         self._readers = readers
-        self._optimizer = make_optimizer(inner, self.model.schema, self.model.parameters)
+        self.optimizer = make_optimizer(inner, self.model.schema, self.model.parameters)
 
     def step(self, number: int, learning_rate: float) -> None:
         """The step at this data position."""
         torch.autograd.backward(self.model.loss(self._windows(number)))
         self._clip()
-        self._optimizer.step(learning_rate)
-        self._optimizer.zero_grad()
+        self.optimizer.step(learning_rate)
+        self.optimizer.zero_grad()
 
     def _windows(self, number: int) -> torch.Tensor:
         length = self.model.config.context_tokens + 1

@@ -19,6 +19,7 @@ from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.ledger.ledger_damage import COUNT_ROW
 from protocol.errors import ConfigError
 from protocol.host.calls import decode_admit_reply
+from protocol.host.host_statements import HostStatements
 from protocol.host.reports import HeldoutResult, PeerReport
 from protocol.identity.identity_file import open_identity
 from protocol.identity.revocation import Revocation, seal_revocation
@@ -284,7 +285,7 @@ class BanBrought(HostStory):
     async def write(self, host: HostWorld) -> None:
         """The peer brings the host's own word."""
         entry = seal_revocation(HOST, host.run_id, Revocation(PEERS[0].peer_id, "equivocation", 1_700_000_000, 1))
-        await host.service.report(host.report(PEERS[1], replace(READY, revocations=(entry,))))
+        await host.service.report(host.report(PEERS[1], replace(READY, signed=HostStatements(revocations=(entry,)))))
 
 
 class Start(HostStory):

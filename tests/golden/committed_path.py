@@ -15,15 +15,17 @@ import torch
 
 from averaging.arithmetic.batched_codec import decode_run, encode_run
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.arithmetic.robust_mean import robust_mean
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name, codec_names
 from averaging.models.llama.config import LlamaConfig
-from averaging.rounds.exchange.reduction import MAX_DELTA
+from averaging.rounds.exchange.chunk_means import MAX_DELTA
 from averaging.rounds.lineage.next_state import NextState
 from averaging.rounds.traffic.contribution import EncodedContribution, result_root
 from averaging.state.state import StateHashes, UnitState, state_root
 from protocol.ids import CommitId, UnitName
 from protocol.kinds.outer_table import OUTER_STEPS
+from protocol.kinds.robust_table import ROBUST_RULES
 from protocol.merkle import leaf_hash
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.record import OuterStep
@@ -83,7 +85,7 @@ def main() -> None:
 
 
 def kinds_hash() -> str:
-    """Every kind of outer step and every codec in the tables, from values of many sizes."""
+    """Every kind of outer step, every codec and every rule for means in the tables, from values of many sizes."""
     digest, places = sha256(), torch.arange(100_003)
     # torch's own random numbers differ between instruction sets
     mixed = [((places + number) * 2_654_435_761 % 65_537 - 32_768).float() for number in range(3)]
@@ -97,6 +99,11 @@ def kinds_hash() -> str:
             data = codec_by_name(name).encode(vector_N)
             digest.update(data)
             digest.update(codec_by_name(name).decode(data, vector_N.numel()).numpy().tobytes())
+    for rule in ROBUST_RULES.values():
+        rows_mn = torch.stack([vectors[0], *(torch.add(vectors[0], vector_N) for vector_N in vectors), -vectors[0]])
+        for dtype in (torch.float32, torch.float64):
+            mean_N, judgement = robust_mean(rows_mn.clone(), (*WEIGHTS, 1, 1000), rule, dtype)
+            digest.update(mean_N.numpy().tobytes() + judgement.agreements.tobytes() + judgement.is_kept.tobytes())
     return digest.hexdigest()
 
 

@@ -21,6 +21,7 @@ from protocol.host.calls import (
     encode_error,
     encode_news,
 )
+from protocol.host.host_statements import HostStatements, RevocationNews
 from protocol.host.report_delta import shortened
 from protocol.host.reports import (
     HeldoutResult,
@@ -38,11 +39,13 @@ from protocol.identity.revocation import Revocation, join_entries, seal_revocati
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.pipeline.messages.lane_wire import encode_lane_message, encode_parcel
+from protocol.rounds.lineage.milestones import seal_milestone
 from protocol.rounds.lineage.record_rules import sum_of
 from protocol.rounds.messages.bundle import encode_answer, encode_bundle
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.heartbeat_delta import encode_moved, encode_short, report_digest
 from protocol.rounds.messages.messages import Heartbeat
+from protocol.rounds.messages.start import Milestone
 from protocol.rounds.messages.wire import (
     commit_id,
     decode_body,
@@ -58,8 +61,10 @@ from tests.protocol.pipeline.messages.test_lane_messages import MESSAGES as MESS
 from tests.protocol.pipeline.messages.test_lane_messages import PARCELS
 from tests.protocol.rounds.messages.test_wire import (
     BASE,
+    DISAGREEING,
     FETCHES,
     HEADER,
+    IN_PART,
     LANES,
     LOSSY,
     MEMBERS,
@@ -114,6 +119,9 @@ def _wire() -> dict[str, str]:
         "commit record of lanes": encode_record(OF_LANES).hex(),
         "commit record of a lossy result": encode_record(LOSSY).hex(),
         "commit record with signatures": encode_record(SIGNED).hex(),
+        "commit record with chunks left out": encode_record(DISAGREEING).hex(),
+        "ResultHeader with chunks left out": encode_body(IN_PART).hex(),
+        "sum with chunks left out": encode_sum(sum_of(DISAGREEING, DISAGREEING.slices[0])).hex(),
         "ResultHeader": encode_body(HEADER).hex(),
         "ResultHeader of a lossy result": encode_body(replace(HEADER, lost_ppm=1234)).hex(),
         "ResultHeader with signatures": encode_body(SEALED).hex(),
@@ -175,12 +183,18 @@ def _coordination() -> dict[str, str]:
         "news": encode_news(RunNews("training", "why", BASE, 4, 400, b"start")),
         "checkpoints": encode_checkpoints((CheckpointEntry(4, BASE, ROOT, 400, 1_800_000_000),)),
         "report with known revocations": encode_report(
-            replace(report, known_revocations=b"known at", revocations=(b"entry",))
+            replace(report, signed=HostStatements(known_revocations=b"known at", revocations=(b"entry",)))
         ),
+        "report with milestones": encode_report(
+            replace(report, signed=HostStatements(known_milestones=b"known at", milestones=(b"one", b"two")))
+        ),
+        "report reply with milestones": encode_report_reply(ReportReply("training", BASE, 4, 5, milestones=(b"one",))),
+        "admit reply with milestones": encode_admit_reply(
+            AdmitReply(b"cred", b"manifest", b"dataset", b"", "host", (), milestones=(b"one", b"two"))
+        ),
+        "milestone": seal_milestone(ALICE, RunId(b"r" * 32), Milestone(BASE, encode_record(SIGNED), ROOT)),
         "report reply with revocations": encode_report_reply(
-            ReportReply(
-                "training", BASE, 4, 5, revocations=(b"entry",), asks_revocations=True, known_revocations=b"known at"
-            )
+            ReportReply("training", BASE, 4, 5, bans=RevocationNews((b"entry",), True, b"known at"))
         ),
         "revocation": seal_revocation(ALICE, RunId(b"r" * 32), Revocation(ALICE.peer_id, "why", 1_800_000_000, 7)),
         "revocations": join_entries((b"one", b"entry two")),

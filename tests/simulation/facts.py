@@ -93,12 +93,14 @@ def _sum(record: CommitRecord, part: SliceRecord) -> SliceSum:
         part.result_hash,
         part.lost_ppm,
         tuple(each for each in inputs if each.peer not in gone),
+        part.disagreeing,
     )
 
 
 def _chunks_counted(record: CommitRecord, peer: PeerId) -> int:
     counting = (part for part in record.slices if all(entry.peer != peer for entry in part.omitted))
-    return sum(part.stop_chunk - part.first_chunk for part in counting)
+    num_summed = sum(part.stop_chunk - part.first_chunk for part in counting)
+    return num_summed - sum(each.num_chunks for part in record.slices for each in part.disagreeing if each.peer == peer)
 
 
 def _numbers(parent: ChainLink, record: CommitRecord) -> str:
@@ -117,7 +119,7 @@ def _numbers(parent: ChainLink, record: CommitRecord) -> str:
     worth: dict[PeerId, int] = {}
     for entry in record.contributors:
         num_counted = _chunks_counted(record, entry.peer)
-        if not num_counted:
+        if all(entry.peer in {each.peer for each in part.omitted} for part in record.slices):
             return f"{entry.peer} contributed to no slice"
         worth[entry.peer] = min(entry.tokens, record.weight_cap_tokens) * num_counted // num_chunks
     total = sum(worth.values())

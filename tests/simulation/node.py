@@ -393,7 +393,7 @@ class Node:
             )
             await self.follower.restore()
         rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
-        shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s, world.results)
+        shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s, world.results, world.profile.sums)
         me, offload = Member(self.peer, self.incarnation, self.session), SimulatedOffload(world.swarm.timers)
         admission = partial(admission_of, self.peer, world.run_id)
         rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape), admission)

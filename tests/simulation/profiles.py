@@ -8,6 +8,7 @@ from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.traffic.discovery import SETTLED_LIST_EVERY_S
 from averaging.state.unit_log import LogLimits
 from protocol.estimates.unit_disk import SMALL_STATE_BYTES
+from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
 from tests.simulation.transitions import (
@@ -76,6 +77,7 @@ class Profile:
         has_liars: up to a third of the founders lie (liars.py), and at most one honest peer is away at a time.
         has_credentials: credentials end, within minutes, and are renewed.
         grain_s: what comes within so much virtual time comes at once, in any order.
+        sums: how reducers sum slices.
         log_slack_bytes: a log may hold so much that says nothing any more before it is written anew.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
@@ -111,6 +113,7 @@ class Profile:
     has_credentials: bool = False
     has_liars: bool = False
     log_slack_bytes: int = 0
+    sums: SumRules = DEFAULT_SUMS
     grain_s: float = GRAIN_S
 
     @property

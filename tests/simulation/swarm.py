@@ -204,6 +204,7 @@ class World:
             lone_patience_s=max(60.0, self.profile.longest_interval_s),
             spine=None if unit == self.layout.spine else self.layout.spine,
             stagger=self._stagger(unit),
+            sums=self.profile.sums,
         )
 
     def _stagger(self, unit: UnitName) -> Stagger:

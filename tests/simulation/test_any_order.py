@@ -66,6 +66,7 @@ from protocol.rounds.orders import (
     Send,
     Switch,
 )
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.rounds.state import OpenRound
 from tests.protocol.rounds.made_commits import commit_on, record_on
 from tests.protocol.rounds.round_table import (
@@ -89,7 +90,7 @@ def _contested(num_peers: int) -> Table:
     """Everybody has met, and the first opener has proposed. Of it only votes and records arrive from here on, so that others want its
     place while it goes on.
     """
-    table = Table(num_peers, min_members=2, reduce_within_s=5.0, settle_within_s=5.0)
+    table = Table(num_peers, min_members=2, sums=SumRules(first_within_s=5.0), settle_within_s=5.0)
     for seat in table.live():
         seat.tokens = 300
     acquaint(table)

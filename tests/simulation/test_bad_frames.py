@@ -20,8 +20,9 @@ from structlog.testing import capture_logs
 
 from averaging.network.seams.interfaces import Snapshot
 from averaging.rounds.exchange import exchange_driver as exchanging
+from averaging.rounds.exchange.chunk_means import Counted
 from averaging.rounds.exchange.exchange import Exchange
-from averaging.rounds.exchange.reduction import Reduction, SliceResult, _Counted, _Sum, _Written
+from averaging.rounds.exchange.reduction import Reduction, SliceResult, _Sum, _Written
 from averaging.rounds.traffic.contribution import DeltaEncoder
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
@@ -73,7 +74,7 @@ def _reducing(bad: Node) -> Iterator[None]:
     """It signs the hashes of these very bytes."""
     real = Reduction._summed
 
-    def summed(self: Reduction, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:
+    def summed(self: Reduction, chunks: Sequence[int], counted: Counted, written: _Written) -> dict[int, _Sum]:
         sums = real(self, chunks, counted, written)
         if self.part.reducer != bad.peer:
             return sums

@@ -63,6 +63,7 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.orders import Action, LogAck, LogLeave, LogPromise, SendHeartbeat
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
+from protocol.rounds.schedule.sum_rules import SumRules
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Answer, Parcel, Seat, Table, acquaint, heartbeat_of
 from tests.simulation.broken_rules import BREAKS
 from tests.simulation.single_decree import Ballot, Broken, SingleDecree, Vote
@@ -151,7 +152,7 @@ class SlowTable(Table):
             NUM_SEATS,
             min_members=2,
             longest_interval_s=PATIENCE_S,
-            reduce_within_s=PATIENCE_S,
+            sums=SumRules(first_within_s=PATIENCE_S),
             settle_within_s=PATIENCE_S,
             lone_patience_s=1e9,
         )

@@ -224,7 +224,7 @@ class Exchange:
             scope = self._scopes[part] = trio.CancelScope()
             if is_ours:
                 tools = self._tools
-                reduction = Reduction(self.proposal, part, self._offers, tools.result_codec, tools.grid, self._results)
+                reduction = Reduction(self.proposal, part, self._offers, tools.means, self._results)
                 for peer, (reason, code) in self._left_out.items():
                     reduction.set_absent(peer, reason, code)
                 self._reductions[part.first_chunk] = reduction

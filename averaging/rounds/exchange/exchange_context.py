@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import BegunFile, Network, Offload
+from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes
 from averaging.rounds.traffic.result_ref import NamedResult
 from averaging.rounds.traffic.spans import Moving, Record, nowhere, spanned
@@ -35,8 +36,8 @@ class ExchangeContext:
     network: Network
     offload: Offload
     verifier: Verifier
-    result_codec: Codec
-    grid: ChunkGrid
+    means: ChunkMeans
+    """The codec of results, the unit's chunks, and the rules by which slices are summed."""
     seal: Callable[[bytes], Awaitable[bytes]]
     begin_result: Callable[[NamedResult], BegunFile]
     """Opens a file for an arriving result."""
@@ -59,6 +60,16 @@ class ExchangeContext:
     record: Record = nowhere
     credential: Callable[[], bytes] = bytes
     """The proof of our admission, where a record of our sums has to show it."""
+
+    @property
+    def result_codec(self) -> Codec:
+        """The codec of results."""
+        return self.means.result_codec
+
+    @property
+    def grid(self) -> ChunkGrid:
+        """The unit's chunks."""
+        return self.means.grid
 
     def spanned(self, proposal: Proposal, name: str, detail: str = "") -> AbstractContextManager[Moving]:
         """Record how long a block of this attempt takes."""

@@ -18,6 +18,7 @@ from averaging.arithmetic.batched_codec import runs_in
 from averaging.arithmetic.error_feedback import FedDelta
 from averaging.network.seams.interfaces import BegunFile, NoPart, Snapshot, Stream
 from averaging.rounds.exchange.carrier import take_carried
+from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
@@ -321,8 +322,7 @@ class ExchangeDriver:
             network=tools.network,
             offload=tools.offload,
             verifier=self._config.verifier,
-            result_codec=chain.result_codec,
-            grid=chain.grid,
+            means=ChunkMeans(chain.result_codec, chain.grid, self._config.sums),
             seal=tools.seal,
             begin_result=lambda named: chain.log.begin_result(named.base, named.result_hash),
             keep_result=self._keep_result,

@@ -1,7 +1,7 @@
 """Members' offers on one base, as a reducer knows them: each is checked before it counts.
 
 The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle root, then each chunk's length and hash.
-Decoding comes last (reduction.py).
+Decoding comes last (chunk_means.py).
 
 Rules: R9 (protocol/rounds/RULES.md).
 """

@@ -23,8 +23,8 @@ import trio
 from averaging.arithmetic.batched_codec import decode_run, encode_run, run_chunks, span_bytes
 from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.arithmetic.squared_norm import left_out, lost_ppm
-from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import Codec
+from averaging.rounds.exchange.chunk_means import ChunkMeans, Counted, LeftOut, UndecodableError
 from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
 from averaging.rounds.traffic.batches import CHUNK_HEAD, Batch, consecutive
 from protocol.errors import PotluckError, RemoteProtocolError
@@ -35,9 +35,6 @@ from protocol.rounds.messages.lane_parts import brought_twice
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import Included, Omission, OmissionCode
 from protocol.tensors.tensor_schema import ChunkGrid
-
-MAX_DELTA: Final = 1e18
-"""64 members of 2^53 tokens each times this stay below float32's largest number (3.4e38): the sum cannot overflow."""
 
 NEARLY_SHARE: Final = 0.04
 """Share of each member's chunks of a slice. When less than this is still to come, the reducer starts to take others' results. A
@@ -69,8 +66,8 @@ class _Written:
 
 @dataclass(frozen=True)
 class _Sum:
-    """One chunk of the result: its memory, its bytes, their leaf hash, the energy of its mean, and the energy that the encoding
-    lost.
+    """One chunk of the result: its memory, its bytes, their leaf hash, the energy of its mean, the energy that the encoding lost, and
+    who is left out of it.
     """
 
     written: _Written
@@ -78,18 +75,7 @@ class _Sum:
     leaf: bytes
     lost: float = 0.0
     energy: float = 0.0
-
-
-class _UndecodableError(Exception):
-    """A member's chunk that cannot be counted."""
-
-    def __init__(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        super().__init__(error.found)
-        self.peer = peer
-
-
-_Counted = Sequence[tuple[PeerId, OfferedContribution]]
-"""Members whose contributions are summed, in the order of their ids."""
+    left_out: LeftOut = ()
 
 
 class Reduction:
@@ -104,15 +90,15 @@ class Reduction:
         proposal: Proposal,
         part: SliceSpec,
         offers: Offers,
-        result_codec: Codec,
-        grid: ChunkGrid,
+        means: ChunkMeans,
         results: SlotBuffer | None = None,
     ) -> None:
         self.part = part
         self._proposal = proposal
         self._offers = offers
-        self._result_codec = result_codec
-        self._grid = grid
+        self._result_codec = means.result_codec
+        self._grid = grid = means.grid
+        self._means = means
         self.left_out: dict[PeerId, Omission] = {}
         """The members that nobody waits for, and why."""
 
@@ -123,6 +109,10 @@ class Reduction:
         self._changed = trio.Event()
         self._waiting = trio.CancelScope(deadline=-inf)
         self._began_s = 0.0
+        self._until_s = -inf
+        self._enough_until_s = inf
+        """When the slice closes because enough members are in; inf while they are not."""
+
         self._begun: set[int] = set()
         self._sums: dict[int, _Sum] = {}
         self._results = results or SlotBuffer(0)
@@ -189,21 +179,32 @@ class Reduction:
         return peer in self.left_out or (offer is not None and offer.has(self.part))
 
     async def wait_ready(self, within_s: float) -> None:
-        """Return when every member's chunks are here or the member is accounted for, or at the deadline with at least one member
-        (R10).
+        """Return when every member's chunks are here or the member is accounted for, a while after those of enough members are, or at
+        the deadline with at least one member (R10).
         """
         self._began_s = trio.current_time()
-        self._waiting.deadline = self._began_s + within_s
+        self._until_s = self._began_s + within_s
+        self._set_deadline()
         with self._waiting:
             while not all(self._is_settled(member.peer) for member in self._proposal.members):
                 await self._changed.wait()
+                self._set_deadline()
             return
         while not self._whole_offers():
             await self._changed.wait()
 
     def give_time(self, within_s: float) -> None:
         """Extend the deadline to this long after the wait began, if that is later. Has no effect after the deadline."""
-        self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
+        self._until_s = max(self._until_s, self._began_s + within_s)
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """Of the slice: its own, or an earlier one from the moment on when enough members are in."""
+        here = [member.peer for member in self._proposal.members if member.peer not in self.left_out]
+        num_in, passed_s = sum(map(self._is_settled, here)), trio.current_time() - self._began_s
+        enough_s = self._means.rules.closes_after_s(self._proposal.index, num_in, len(here), passed_s)
+        self._enough_until_s = min(self._enough_until_s, self._began_s + enough_s) if enough_s < inf else inf
+        self._waiting.deadline = min(self._until_s, self._enough_until_s)
 
     def _whole_offers(self) -> list[tuple[PeerId, OfferedContribution]]:
         members = sorted(member.peer for member in self._proposal.members)
@@ -263,10 +264,10 @@ class Reduction:
             return True
         return num_left <= few
 
-    def _sum_early(self, chunks: Sequence[int], counted: _Counted) -> None:
+    def _sum_early(self, chunks: Sequence[int], counted: Counted) -> None:
         try:
             self._sums.update(self._summed(chunks, counted, self._written_of(_names(counted))))
-        except _UndecodableError:
+        except UndecodableError:
             return  # the member is left out, with its reason, when the slice closes
 
     def reduce(self) -> SliceResult | None:
@@ -275,7 +276,7 @@ class Reduction:
         while whole:
             try:
                 return self._closed(*_each_lane_once(whole))
-            except _UndecodableError as error:
+            except UndecodableError as error:
                 why = f"not decodable: {error}"
                 self.left_out[error.peer] = Omission(error.peer, why, OmissionCode.REFUSED)
                 whole = [(peer, offer) for peer, offer in whole if peer != error.peer]
@@ -285,7 +286,7 @@ class Reduction:
         """The header that tells the leader that nothing was summed: the members waited for, and why each one is not counted."""
         return self._header((), 0, Root(bytes(HASH_BYTES)), self.left_out)
 
-    def _closed(self, counted: _Counted, twice: Mapping[PeerId, Omission]) -> SliceResult:
+    def _closed(self, counted: Counted, twice: Mapping[PeerId, Omission]) -> SliceResult:
         written = self._written_of(_names(counted))
         # a copy in one step: another thread may be summing the last chunks now
         early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
@@ -293,8 +294,9 @@ class Reduction:
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted, written))
         sums = [early[chunk] for chunk in numbers]
         chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
+        absent = {**self.left_out, **twice}
         header = replace(
-            self._header(counted, sum(self._weights(counted)), merkle_root(hashes), {**self.left_out, **twice}),
+            self._header(_included(counted, sums), sum(self._weights(counted)), merkle_root(hashes), absent),
             lost_ppm=lost_ppm(fsum(each.lost for each in sums), fsum(each.energy for each in sums)),
         )
         return SliceResult(header, chunks, hashes, written.room.toreadonly())
@@ -313,22 +315,23 @@ class Reduction:
                 self._written = _Written(of, self._results.take_at(place.start, place.stop))
             return self._written
 
-    def _weights(self, counted: _Counted) -> list[int]:
+    def _weights(self, counted: Counted) -> list[int]:
         return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
 
-    def _summed(self, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:
-        """The means of these chunks over these members, encoded into `written`. Raises _UndecodableError."""
+    def _summed(self, chunks: Sequence[int], counted: Counted, written: _Written) -> dict[int, _Sum]:
+        """The means of these chunks over these members, encoded into `written`. Raises UndecodableError."""
         found: dict[int, _Sum] = {}
         begin = self._place(self.part.first_chunk, self.part.stop_chunk).start
         for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
-            mean_n, place = self._mean(run, counted), self._place(run.start, run.stop)
+            place = self._place(run.start, run.stop)
+            mean_n, left_out = self._means.of(run, self._offers.codec, counted, self._weights(counted))
             room = written.room[place.start - begin : place.stop - begin]
             encoded = encode_run(self._result_codec, mean_n, self._grid.chunk_elements, room)
             losses = self._losses(mean_n, encoded)
             found.update(
                 {
-                    chunk: _Sum(written, data, leaf_hash(data), *loss)
-                    for chunk, data, loss in zip(run, encoded, losses, strict=True)
+                    chunk: _Sum(written, data, leaf_hash(data), *loss, left_out=gone)
+                    for chunk, data, loss, gone in zip(run, encoded, losses, left_out, strict=True)
                 }
             )
         return found
@@ -341,47 +344,11 @@ class Reduction:
         written_n = decode_run(self._result_codec, encoded, size, mean_n.numel())
         return [left_out(*pair) for pair in zip(torch.split(mean_n, size), torch.split(written_n, size), strict=True)]
 
-    def _mean(self, run: range, counted: _Counted) -> torch.Tensor:
-        total = self._sum_of_plain(run, counted) or self._sum_of_checked(run, counted)
-        return total.mean().float()
-
-    def _sum_of_plain(self, run: range, counted: _Counted) -> WeightedSum | None:
-        """Sum in one pass over each member's bytes; None if the codec does not allow that, or a value must be refused."""
-        begin, stop = self._grid.span(run.start, run.stop)
-        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
-        for weight, (_, offer) in zip(self._weights(counted), counted, strict=True):
-            chunks = [offer.chunks[chunk] for chunk in run]
-            if not total.add_encoded(weight, self._offers.codec, chunks, self._grid.chunk_elements, MAX_DELTA):
-                return None
-        return total
-
-    def _sum_of_checked(self, run: range, counted: _Counted) -> WeightedSum:
-        """Sum member by member, decoded first. Raises _UndecodableError."""
-        begin, stop = self._grid.span(run.start, run.stop)
-        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
-        for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
-            try:
-                total.add(weight, self._decode(offer, run), is_spent=True)
-            except RemoteProtocolError as error:
-                raise _UndecodableError(peer, error) from error
-        return total
-
-    def _decode(self, offer: OfferedContribution, run: range) -> torch.Tensor:
-        begin, stop = self._grid.span(run.start, run.stop)
-        size = self._grid.chunk_elements
-        values_n = decode_run(self._offers.codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)
-        smallest, greatest = torch.aminmax(values_n)
-        largest = max(-float(smallest), float(greatest))
-        if not largest <= MAX_DELTA:
-            chunk = run.start + int(values_n.abs().argmax()) // size
-            raise RemoteProtocolError(f"a delta of {largest:.3g} in chunk {chunk}", f"at most {MAX_DELTA:.0e}")
-        return values_n
-
     def _header(
-        self, included: _Counted, weight_sum: int, result_hash: Root, reasons: Mapping[PeerId, Omission]
+        self, included: tuple[Included, ...], weight_sum: int, result_hash: Root, reasons: Mapping[PeerId, Omission]
     ) -> ResultHeader:
         proposal = self._proposal
-        counted = {peer for peer, _ in included}
+        counted = {entry.peer for entry in included}
         omitted = tuple(
             reasons.get(member.peer)
             or self._refused.get(member.peer)
@@ -396,7 +363,7 @@ class Reduction:
             first_chunk=self.part.first_chunk,
             stop_chunk=self.part.stop_chunk,
             reducer=self.part.reducer,
-            included=tuple(_included(peer, offer) for peer, offer in included),
+            included=included,
             omitted=omitted,
             weight_sum=weight_sum,
             result_hash=result_hash,
@@ -430,7 +397,7 @@ def _new(offer: OfferedContribution, batch: Batch) -> Batch:
     return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
 
 
-def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, OfferedContribution]], dict[PeerId, Omission]]:
+def _each_lane_once(whole: Counted) -> tuple[list[tuple[PeerId, OfferedContribution]], dict[PeerId, Omission]]:
     """The members that are counted, and each one that is not because another member brings one of its lanes."""
     twice = brought_twice({peer: offer.header.lanes for peer, offer in whole})
     omitted = {peer: Omission(peer, why, OmissionCode.LANE_TWICE) for peer, why in twice.items()}
@@ -443,11 +410,20 @@ def _scattered_bytes(proposal: Proposal, part: SliceSpec, codec: Codec, grid: Ch
     return (len(proposal.members) - 1) * (one_bytes + CHUNK_HEAD.size * (part.stop_chunk - part.first_chunk))
 
 
-def _names(counted: _Counted) -> _Names:
+def _names(counted: Counted) -> _Names:
     return tuple((peer, offer.header.root) for peer, offer in counted)
 
 
-def _included(peer: PeerId, offer: OfferedContribution) -> Included:
+def _included(counted: Counted, sums: Sequence[_Sum]) -> tuple[Included, ...]:
+    """The contributions that these chunks sum, and of which of them how many chunks are left out."""
+    shares: dict[PeerId, list[float]] = {}
+    for each in sums:
+        for peer, share in each.left_out:
+            shares.setdefault(peer, []).append(share)
+    return tuple(_entry(peer, offer, shares.get(peer, [])) for peer, offer in counted)
+
+
+def _entry(peer: PeerId, offer: OfferedContribution, shares: Sequence[float]) -> Included:
     header = offer.header
     return Included(
         peer,
@@ -460,4 +436,6 @@ def _included(peer: PeerId, offer: OfferedContribution) -> Included:
         header.member.session,
         offer.seal,
         offer.credential,
+        len(shares),
+        round(100.0 * fsum(shares) / len(shares)) if shares else 0,
     )

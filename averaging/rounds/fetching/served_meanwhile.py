@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from averaging.network.seams.interfaces import Network, Stream
-from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.unit_chain import UnitChain, sealed_milestones
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from protocol.errors import RefusedError
 from protocol.ids import PeerId, short
@@ -15,9 +15,8 @@ def transfer_service(chain: UnitChain) -> TransferService:
     """Serves what is here of a unit: results, commits, whole states, and the parts of a state that is on its way."""
     tools = chain.tools
     log_, generations = tools.log, tools.generations
-    return TransferService(
-        tools.unit, log_, generations, tools.grid, lambda known: chain.line.after(known), generations.incoming
-    )
+    after, milestones = lambda known: chain.line.after(known), lambda: sealed_milestones(chain)
+    return TransferService(tools.unit, log_, generations, tools.grid, after, milestones, generations.incoming)
 
 
 def serve_meanwhile(

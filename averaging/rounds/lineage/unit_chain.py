@@ -488,3 +488,9 @@ async def lend(chain: UnitChain) -> Loan:
     """The state at the head, which stays as it is until it is given back: a commit in that time makes another one."""
     async with chain.moving:
         return chain.held.lend()
+
+
+def sealed_milestones(chain: UnitChain) -> tuple[bytes, ...]:
+    """The unit's milestones that are kept here, in the host's envelopes, oldest first."""
+    held = chain.tools.milestones
+    return tuple(each.sealed for each in held.of(chain.tools.unit).held) if held is not None else ()

@@ -110,7 +110,7 @@ def followed(first: ChainLink, logged: LoggedRounds, verified: Verified) -> Line
     found: list[tuple[ChainLink, Certificate]] = []
     num_light = len(logged.certificates) - NUM_WHOLE
     for number, (base, raw) in enumerate(logged.certificates):
-        certificate, position = decode_certificate(raw), places.get(base)
+        certificate, position = _read(raw), places.get(base)
         if position is None:
             raise _gap()
         if position + 1 < len(links):
@@ -127,10 +127,20 @@ def followed(first: ChainLink, logged: LoggedRounds, verified: Verified) -> Line
     return FollowedLine(links, certificates), with_displaced(tree, logged.displaced, verified)
 
 
+def _read(raw: bytes) -> Certificate:
+    try:
+        return decode_certificate(raw)
+    except RemoteProtocolError as error:
+        raise StorageError(f"a log with {error.found}", error.expected, "use another folder") from error
+
+
 def _reread(parent: ChainLink, record: bytes, *, is_light: bool) -> ChainLink:
-    if not is_light:
-        return link_after(parent, record)
-    link = light_link_of(record)
+    try:
+        if not is_light:
+            return link_after(parent, record)
+        link = light_link_of(record)
+    except RemoteProtocolError as error:
+        raise StorageError(f"a log with {error.found}", error.expected, "use another folder") from error
     if (link.parent, link.unit, link.index) != (parent.commit, parent.unit, parent.index + 1):
         raise _gap()
     return link

@@ -27,10 +27,12 @@ from averaging.state.state import StateHeader, header_from_bytes, leaf_of_chunk,
 from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
 from protocol.identity.names import peer_name
 from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
+from protocol.rounds.lineage.milestones import MAX_HELD, MAX_MILESTONE_BYTES
 from protocol.rounds.messages.requests import (
     BUSY,
     FetchCommits,
     FetchHashes,
+    FetchMilestones,
     FetchParts,
     FetchRequest,
     FetchResult,
@@ -184,6 +186,16 @@ async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, known: S
     """
     request = FetchCommits(unit, tuple(known))
     return await ask_all(network, peer, request, MAX_CHAIN_BYTES, within_s=ANSWER_WITHIN_S)
+
+
+async def fetch_milestones(network: Network, peer: PeerId, unit: UnitName) -> list[bytes]:
+    """The milestones of a unit that a peer has, unchecked.
+
+    Raises:
+        TransportError: the peer is gone, silent or too slow. RemoteProtocolError: it sent more than they may take.
+    """
+    most_bytes = MAX_HELD * MAX_MILESTONE_BYTES
+    return await ask_all(network, peer, FetchMilestones(unit), most_bytes, within_s=ANSWER_WITHIN_S)
 
 
 class Place(Enum):
@@ -343,6 +355,7 @@ class TransferService:
         generations: StateSource,
         grid: ChunkGrid,
         certificates_after: Callable[[Sequence[CommitId]], Iterable[bytes]],
+        milestones: Callable[[], Iterable[bytes]] = tuple,
         incoming: PartSource | None = None,
     ) -> None:
         self._unit = unit
@@ -352,6 +365,7 @@ class TransferService:
         self._generations = generations
         self._grid = grid
         self._certificates_after = certificates_after
+        self._milestones = milestones
         self.asked: Callable[[], None] = lambda: None
         """Called when a peer asks which states there are."""
 
@@ -376,6 +390,9 @@ class TransferService:
                 await self._send_hashes(request, stream)
             case FetchParts():
                 await self._send_parts(request, stream)
+            case FetchMilestones():
+                for sealed in self._milestones():
+                    await stream.send_frame(sealed)
 
     async def _send_result(self, request: FetchResult, stream: Stream) -> None:
         data = await self._log.read_result(request.base, request.result_hash)

@@ -151,6 +151,7 @@ function readRound(round) {
   const by = names(), named = peer => by[peer] || peer.slice(-6);
   const shares = Object.entries(round.weights).map(([peer, share]) => `${named(peer)} ${(100 * share).toFixed(0)}%`);
   const out = round.omitted.filter(o => o.reason !== NO_PART).map(o => `${named(o.peer)} left out: ${o.reason}`);
+  out.push(...round.disagreed.map(d => `${named(d.peer)}: ${d.reason}`));
   el("round").textContent = `Round ${round.index}${round.lone ? ", committed alone" : ""}: ${shares.join(", ")}; ` +
     `${(100 * round.coverage).toFixed(0)}% covered${out.length ? "; " + out.join("; ") : ""}; commit ${round.commit.slice(0, 8)}, ` +
     `${span(Date.now() / 1000 - round.unix_s)} ago.`;
@@ -223,6 +224,11 @@ function peerRows(rows) {
     who.title = p.peer;
     const state = p.is_banned ? make("span", "banned", "bad") : make("span", p.state);
     state.title = p.reason;
+    if (p.left_out >= 0.01) {
+      const part = make("span", `, ${(100 * p.left_out).toFixed(0)}% left out`, "bad");
+      part.title = "share of its newest work that disagreed with most others' and neither moved the model nor counts";
+      state.append(part);
+    }
     return [who, make("bdi", p.team || ""), state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
       p.loss == null ? "" : bits(p.loss).toFixed(3), reach(p), p.version, p.bytes_up == null ? "" : inBytes(p.bytes_up),
       p.bytes_down == null ? "" : inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), p.last_seen_s == null ? "" : span(p.last_seen_s),

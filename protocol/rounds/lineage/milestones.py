@@ -1,7 +1,7 @@
 """Milestones: commits from which a lineage may begin as from the genesis, because the host signed them (R26). Pure.
 
-No host signs one yet, and no peer asks for one. A host may sign one in MILESTONE_EVERY commits, once SETTLED commits follow it, and
-nothing but commits that it verified itself. A peer that holds one needs no certificates from before it. A milestone decides nothing:
+The host signs one in MILESTONE_EVERY commits, once SETTLED commits follow it, and nothing but commits that it verified itself. So
+peers need not keep certificates for ever, and a newcomer verifies those since the newest milestone only. A milestone decides nothing:
 which lineage is followed, and what is voted on, follows from certificates. A peer that has commits never goes back because of one.
 
 An envelope of domain MILESTONE_DOMAIN holds a `Milestone` (messages/start.py); its sequence is the commit's index.
@@ -36,6 +36,9 @@ acked two commits on one base (R22).
 
 MAX_MILESTONE_BYTES: Final = 1 << 18
 """A milestone in its envelope; a record of the most members, all of them new, is half of that."""
+
+MAX_HELD: Final = 64
+"""Newest milestones of a unit that are kept where no lineage has come so far that they are forgotten."""
 
 CommitAt = Callable[[int], CommitId | None]
 """The commit of a lineage at an index; None where it is not known."""
@@ -126,7 +129,7 @@ class MilestoneBook:
                 f"one after round {newest.link.index}, which is held",
                 "it is ignored; the host may have been restored from an old copy",
             )
-        return MilestoneBook((*self.held, offered))
+        return MilestoneBook((*self.held, offered)[-MAX_HELD:])
 
     def behind(self, index: int, commit_at: CommitAt) -> SignedMilestone | None:
         """The newest one on our lineage that is not after `index`."""

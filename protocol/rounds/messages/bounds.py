@@ -53,6 +53,12 @@ def require_lost(lost_ppm: int) -> None:
     require(0 <= lost_ppm <= LOST_ALL_PPM, f"{lost_ppm} millionths left out", f"0 to {LOST_ALL_PPM}")
 
 
+def require_disagreement(num_chunks: int, agreement_percent: int) -> None:
+    """Check how many chunks disagree with the others, and how much."""
+    require(0 < num_chunks <= MAX_CHUNKS, f"{num_chunks} chunks left out", f"1 to {MAX_CHUNKS}")
+    require(-100 <= agreement_percent <= 100, f"an agreement of {agreement_percent} percent", "-100 to 100")
+
+
 def require_tiling(slices: Sequence[tuple[int, int]]) -> None:
     """Check first and stop chunk of slices: they follow one another from chunk 0 on."""
     expected = 0

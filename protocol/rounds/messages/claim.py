@@ -6,6 +6,8 @@ Integers are big-endian; a text is preceded by its length, u16. Readers of a rec
             | attested 32 | attested root 32 | number of lanes u16, for each: lane u32 | round u32 | tokens u64
     sum:    "potluck sum 1" | unit | base 32 | first chunk u32 | stop chunk u32 | reducer | result hash 32 | lost ppm u32
             | inputs 32: SHA-256 over peer | root 32 | weight u64 of each contribution that is summed, in the order of peers
+            where chunks are left out: "potluck sum 2", and at the end
+            | left out 32: SHA-256 over peer | number of chunks u32 | agreement i32 of each contribution with such chunks
 
 A sum names no ballot: the same contributions give the same bytes in every attempt. Both go into envelopes of the round channel.
 
@@ -26,16 +28,19 @@ from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
 from protocol.received import MAX_TEXT
 from protocol.rounds.messages.lane_parts import MAX_PARTS, LanePart
 from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import Disagreement
 from protocol.rounds.messages.requests import ContributionHeader
 
 _CLAIM: Final = b"potluck claim 1"
 _SUM: Final = b"potluck sum 1"
+_SUM_IN_PART: Final = b"potluck sum 2"
 _THREE: Final = struct.Struct(">QQQ")
 _LANE: Final = struct.Struct(">IIQ")
 _RANGE: Final = struct.Struct(">II")
 _LENGTH: Final = struct.Struct(">H")
 _NUMBER: Final = struct.Struct(">I")
 _WEIGHT: Final = struct.Struct(">Q")
+_LEFT_OUT: Final = struct.Struct(">Ii")
 
 _NUM_TEXTS: Final = 3
 _NUM_HASHES: Final = 4
@@ -61,7 +66,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SliceSum:
-    """The sum of one slice, as its reducer signs it."""
+    """The sum of one slice, as its reducer signs it. `disagreeing` are the inputs of which it leaves chunks out."""
 
     unit: UnitName
     base: CommitId
@@ -71,6 +76,7 @@ class SliceSum:
     result_hash: Root
     lost_ppm: int
     inputs: tuple[Input, ...]
+    disagreeing: tuple[Disagreement, ...] = ()
 
 
 def _text(value: str) -> bytes:
@@ -99,8 +105,9 @@ def encode_claim(header: ContributionHeader) -> bytes:
 
 def encode_sum(what: SliceSum) -> bytes:
     """The bytes that a reducer signs."""
+    left_out = what.disagreeing
     parts = [
-        _SUM,
+        _SUM_IN_PART if left_out else _SUM,
         _text(what.unit),
         what.base,
         _RANGE.pack(what.first_chunk, what.stop_chunk),
@@ -108,6 +115,7 @@ def encode_sum(what: SliceSum) -> bytes:
         what.result_hash,
         _NUMBER.pack(what.lost_ppm),
         inputs_hash(what.inputs),
+        left_out_hash(left_out) if left_out else b"",
     ]
     return b"".join(parts)
 
@@ -116,6 +124,13 @@ def inputs_hash(inputs: Iterable[Input]) -> bytes:
     """32 bytes that name the contributions of a sum, in the order of peer ids."""
     ordered = sorted(inputs, key=lambda each: each.peer)
     return sha256(b"".join(_text(each.peer) + each.root + _WEIGHT.pack(each.weight) for each in ordered)).digest()
+
+
+def left_out_hash(disagreeing: Iterable[Disagreement]) -> bytes:
+    """32 bytes that say of which contributions how many chunks are left out of a sum, in the order of peer ids."""
+    ordered = sorted(disagreeing, key=lambda each: each.peer)
+    said = (_text(each.peer) + _LEFT_OUT.pack(each.num_chunks, each.agreement_percent) for each in ordered)
+    return sha256(b"".join(said)).digest()
 
 
 def _text_of(source: ByteReader) -> str:

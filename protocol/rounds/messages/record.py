@@ -16,6 +16,7 @@ from protocol.rounds.messages.bounds import (
     MAX_MEMBERS,
     MAX_SLICES,
     require_credential,
+    require_disagreement,
     require_hash,
     require_lost,
     require_range,
@@ -98,12 +99,31 @@ _OMISSION_WORDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Chunks of a contribution that are left out of the means of a slice because they disagree with most others (P9).
+
+    Attributes:
+        num_chunks: how many of the slice's chunks.
+        agreement_percent: their agreement in the mean, as a share of the median agreement; the rule asks for 70, and a member that
+            sends the opposite has -100.
+    """
+
+    peer: PeerId
+    num_chunks: int
+    agreement_percent: int
+
+    def __post_init__(self) -> None:
+        require_disagreement(self.num_chunks, self.agreement_percent)
+
+
+@dataclass(frozen=True, slots=True)
 class Included:
     """A contribution summed into a slice, with the values of its claim.
 
     Attributes:
         session, seal: its process, and the seal of its claim (claim.py), from which others rebuild what it signed.
         credential: proof of its admission, of a peer that is not in the base roster; empty otherwise.
+        num_left_out, agreement_percent: of its chunks in the slice that disagree, as in `Disagreement`; 0 and 0 where none does.
     """
 
     peer: PeerId
@@ -116,17 +136,22 @@ class Included:
     session: int = 0
     seal: bytes = b""
     credential: bytes = b""
+    num_left_out: int = 0
+    agreement_percent: int = 0
 
     def __post_init__(self) -> None:
         require_tokens(self.tokens)
         require_credential(self.credential)
+        if self.num_left_out or self.agreement_percent:
+            require_disagreement(self.num_left_out, self.agreement_percent)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
     """One slice in a commit record: its reducer, the hash of its bytes, and the members left out and why. `lost_ppm` is the share
     of the mean that its codec left out, as its reducer signed it; `seal` is that of its sum (claim.py). `credential` proves the
-    admission of a reducer that neither voted before nor contributed.
+    admission of a reducer that neither voted before nor contributed. `disagreeing` are the contributions that it sums in part only, in
+    the order of peers.
     """
 
     first_chunk: int
@@ -137,6 +162,7 @@ class SliceRecord:
     lost_ppm: int = 0
     seal: bytes = b""
     credential: bytes = b""
+    disagreeing: tuple[Disagreement, ...] = ()
 
     def __post_init__(self) -> None:
         require_range(self.first_chunk, self.stop_chunk)
@@ -146,7 +172,7 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (R20). `lanes`: the lanes'
+    """One member's part in a commit. `credited_tokens` = floor(tokens x counted chunks / all chunks) (R20). `lanes`: the lanes'
     parts that it brought, in a run of lanes.
 
     Attributes:

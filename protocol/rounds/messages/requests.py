@@ -201,5 +201,12 @@ class FetchParts:
         require(0 < self.group <= MAX_CHUNKS, f"groups of {self.group} chunks", f"1 to {MAX_CHUNKS}")
 
 
-FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes | FetchParts
+@dataclass(frozen=True, slots=True)
+class FetchMilestones:
+    """Asks for the milestones of a unit that the donor has, in the host's envelopes, one a frame."""
+
+    unit: UnitName
+
+
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones | FetchParts
 """The requests of the stream channel "fetch", one per stream."""

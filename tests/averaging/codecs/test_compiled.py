@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from averaging.arithmetic.gram import joined, lane_sums
 from averaging.arithmetic.outer_step import step_into
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, sparse
@@ -76,6 +77,24 @@ def test_a_difference_is_written_as_the_codec_writes_it(blocks: CompiledBlocks, 
     room = bytearray(8 * codec.encoded_bytes(CHUNK))
     assert blocks.encode(codec, values_n, minus_n, CHUNK, memoryview(room))
     assert bytes(room) == b"".join(_encoded(codec, torch.sub(values_n, minus_n)))
+
+
+@pytest.mark.parametrize(("num_rows", "length"), [(1, 1), (2, 8), (3, 127), (5, 129), (16, 1003), (64, 300)])
+def test_products_of_rows_are_those_without_the_library_bit_for_bit(
+    blocks: CompiledBlocks, num_rows: int, length: int
+) -> None:
+    rows_mn = torch.randn(num_rows, length, generator=torch.Generator().manual_seed(length))
+    rows_mn *= torch.logspace(-40, 17, length)
+    sums = blocks.gram(rows_mn)
+    assert sums is not None
+    assert joined(sums).tobytes() == joined(lane_sums(rows_mn)).tobytes()
+
+
+def test_more_rows_than_a_round_has_members_are_left_to_be_multiplied_without_the_library(
+    blocks: CompiledBlocks,
+) -> None:
+    assert blocks.gram(torch.ones(65, 8)) is None
+    assert blocks.gram(torch.ones(2, 16)[:, ::2]) is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

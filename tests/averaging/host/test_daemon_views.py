@@ -87,6 +87,15 @@ def test_peers_are_a_table_that_fits() -> None:
     assert max(map(len, lines)) <= WIDTH
 
 
+def test_peers_whose_work_was_left_out_get_a_column_of_their_own() -> None:
+    assert not any("LEFT OUT" in line for line in peers_text([HOST]))
+    first, *others = PEERS
+    header, line, *_ = peers_text([replace(HOST, peers=({**first, "left_out": 0.37}, *others))])
+    assert "LEFT OUT" in header
+    assert "37%" in line
+    assert max(map(len, (header, line))) <= WIDTH
+
+
 def test_peers_are_sorted_by_name_or_with_the_largest_contribution_or_speed_first() -> None:
     rows = [
         {"name": "calm-otter", "tokens_counted": 5, "tokens_per_s": None},

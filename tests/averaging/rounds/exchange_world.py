@@ -11,6 +11,7 @@ import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import BegunFile, Stream
+from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL, Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
@@ -130,8 +131,7 @@ class Side:
             network=party.network,
             offload=InlineOffload(),
             verifier=VERIFIER,
-            result_codec=self.result_codec,
-            grid=GRID,
+            means=ChunkMeans(self.result_codec, GRID),
             seal=party.seal,
             begin_result=self._begin,
             keep_result=self._keep,

@@ -44,10 +44,12 @@ def contribution(seed: int) -> EncodedContribution:
     return encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
 
 
-def new_hello(number: int, mine: EncodedContribution, tokens: int = 100, **changes: object) -> ExchangeHello:
+def new_hello(
+    number: int, mine: EncodedContribution, tokens: int = 100, signer: HashSigner | None = None, **changes: object
+) -> ExchangeHello:
     header = ContributionHeader(UNIT, BASE, MEMBERS[number], tokens, "fp32", mine.root, BASE, Root(bytes(32)))
     header = replace(header, **changes)  # type: ignore[arg-type]
-    signed = seal(SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_claim(header))
+    signed = seal(signer or SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_claim(header))
     return hello_of(PROPOSAL, PART, replace(mine, header=signed))
 
 

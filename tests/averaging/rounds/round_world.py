@@ -16,7 +16,7 @@ from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Storage, Stream
 from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.past.held_milestones import HeldMilestones
-from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.unit_chain import UnitChain, sealed_milestones
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.contribution import encode_chunks, result_root
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
@@ -194,9 +194,8 @@ class Party:
 
     def serve_fetches(self) -> None:
         """Answer on the channel "fetch" from our disk and note who asked for what."""
-        service = TransferService(
-            UNIT, self.log, self.generations, self.world.grid, lambda known: self.chain.line.after(known)
-        )
+        after, milestones = lambda known: self.chain.line.after(known), lambda: sealed_milestones(self.chain)
+        service = TransferService(UNIT, self.log, self.generations, self.world.grid, after, milestones)
 
         async def serve(peer: PeerId, stream: Stream) -> None:
             request = await read_request(stream)
@@ -259,6 +258,16 @@ class RoundWorld:
         """A peer's milestones, before any has come."""
         check = SignatureCheck(VERIFIER, RUN_ID)
         return HeldMilestones(check, HOST.public_key, genesis_id(self.start_record))
+
+    async def grow(self, parties: Sequence[Party], number: int) -> list[MadeCommit]:
+        """So many more commits at the heads of these parties, each of which attests the state before it."""
+        made: list[MadeCommit] = []
+        for _ in range(number):
+            chain = parties[0].chain
+            made.append(self.commit_on(chain.head, chain.head.index, attested_root=chain.root))
+            for party in parties:
+                await party.apply(made[-1])
+        return made
 
     def milestone_at(self, commit: MadeCommit, signer: HashSigner | None = None) -> bytes:
         """A milestone at a commit, signed by the host unless another signer is given."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S, Gatherer
@@ -797,6 +798,25 @@ async def test_a_flip_to_another_lineage_than_the_prepared_one_fails(autojump_cl
         failed = await fork.scene.bench.until_reported(SwitchFailed)
         assert failed.target == fork.theirs[1].link.commit
         assert fork.scene.party.chain.head == fork.ours.link
+
+
+async def test_others_that_have_forgotten_what_comes_after_our_head_are_named_once(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("averaging.rounds.lineage_driver.MAX_DEPTH", 2)
+    async with _scene() as scene:
+        made, (donor, *_) = scene.world.commits(4), scene.others
+        donor.serve_frames([])
+        order = CatchUp(donor.peer, (scene.world.genesis.head,))
+        scene.party.milestones.take([scene.world.milestone_at(made[1])], "the host")
+        with capture_logs() as logs:
+            await scene.pursuer.catch_up(order)
+            assert logs == []
+            scene.party.milestones.take([scene.world.milestone_at(made[3])], "the host")
+            for _ in range(2):
+                await trio.sleep(60.0)
+                await scene.pursuer.catch_up(order)
+        assert [line["event"] for line in logs] == ["out_of_reach"]
 
 
 # --- with the machine ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +22,14 @@ from protocol.errors import (
     VersionError,
 )
 from protocol.host.calls import START_DOMAIN, decode_admit_reply, decode_checkpoints
+from protocol.host.host_statements import HostStatements
 from protocol.host.report_delta import report_digest, shortened
-from protocol.host.reports import HeldoutResult, PeerReport, decode_report_reply
+from protocol.host.reports import HeldoutResult, PeerReport, UnitStanding, decode_report_reply
 from protocol.identity.credential import check_credential, make_request, make_tls_key
 from protocol.identity.envelope import first_sequence, open_envelope
 from protocol.identity.identity import Identity
 from protocol.identity.revocation import Revocation, fingerprint, open_revocation, seal_revocation
-from protocol.ids import PROTOCOL_VERSION
+from protocol.ids import PROTOCOL_VERSION, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
@@ -227,6 +229,31 @@ async def test_a_ban_beside_the_running_host_counts_from_the_next_call_on(
         assert await host.service.renew(renew_request(host, PEERS[1]))
 
 
+class _History:
+    """The milestones of a run's history."""
+
+    def newest(self) -> tuple[bytes, ...]:
+        return (b"newest",)
+
+    def lacking(self, known: bytes, units: Sequence[UnitName]) -> tuple[bytes, ...]:
+        return () if known else tuple(unit.encode() for unit in units)
+
+
+async def test_newcomers_and_peers_that_lack_them_are_given_the_newest_milestones(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        host.tracker.history = _History()  # type: ignore[assignment]
+        await admit_all(host)
+        reply = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0])))
+        assert reply.milestones == (b"newest",)
+        beside = (UnitStanding(UnitName("expert-1"), CommitId(b"c" * 32), Root(b"r" * 32)),)
+        said = decode_report_reply(await host.service.report(host.report(PEERS[1], replace(READY, beside=beside))))
+        assert said.milestones == (b"fragment-0", b"expert-1")
+        knowing = replace(READY, signed=HostStatements(known_milestones=bytes(8)))
+        assert decode_report_reply(await host.service.report(host.report(PEERS[1], knowing))).milestones == ()
+
+
 async def test_every_report_is_answered_with_the_bans_that_its_peer_lacks(
     tmp_path: Path, autojump_clock: object
 ) -> None:
@@ -237,7 +264,7 @@ async def test_every_report_is_answered_with_the_bans_that_its_peer_lacks(
         reply = decode_report_reply(await host.service.report(host.report(PEERS[1], READY)))
         assert reply.revocations == (entry,)
         assert host.tracker.picture().num_bans == 1
-        knowing = replace(READY, known_revocations=fingerprint(entry))
+        knowing = replace(READY, signed=HostStatements(known_revocations=fingerprint(entry)))
         assert decode_report_reply(await host.service.report(host.report(PEERS[1], knowing))).revocations == ()
         found = open_revocation(
             entry,
@@ -455,10 +482,10 @@ async def test_a_ledger_from_before_a_ban_learns_of_it_from_a_peer_that_kept_it(
         entry = ban(host, PEERS[0])
     with open_host(copy) as host:
         assert host.ledger.is_admitted(PEERS[0].peer_id)
-        knowing = replace(READY, known_revocations=fingerprint(entry))
+        knowing = replace(READY, signed=HostStatements(known_revocations=fingerprint(entry)))
         reply = decode_report_reply(await host.service.report(host.report(PEERS[1], knowing)))
         assert (reply.asks_revocations, reply.known_revocations) == (True, b"")
-        bringing = replace(knowing, revocations=(entry, entry))
+        bringing = replace(knowing, signed=replace(knowing.signed, revocations=(entry, entry)))
         reply = decode_report_reply(await host.service.report(host.report(PEERS[1], bringing)))
         assert (reply.asks_revocations, reply.revocations) == (False, ())
         assert host.ledger.is_banned(PEERS[0].peer_id)
@@ -472,5 +499,7 @@ async def test_nobody_brings_a_ban_that_the_host_did_not_sign(tmp_path: Path, au
         await admit_all(host)
         forged = seal_revocation(PEERS[1], host.run_id, Revocation(PEERS[0].peer_id, "", 1, 1))
         with pytest.raises(RemoteProtocolError, match="did not sign"):
-            await host.service.report(host.report(PEERS[1], replace(READY, revocations=(forged,))))
+            await host.service.report(
+                host.report(PEERS[1], replace(READY, signed=HostStatements(revocations=(forged,))))
+            )
         assert host.ledger.is_admitted(PEERS[0].peer_id)

@@ -126,7 +126,8 @@ def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: P
     with open_ledger(path) as ledger:
         ledger.put("port", b"1")
     with sqlite3.connect(path) as db:
-        for table in ("revocations", "checksums", "events", "heard", "credits", "chosen_names", "scores"):
+        later = ("revocations", "checksums", "events", "heard", "credits", "chosen_names", "scores")
+        for table in (*later, "milestones", "history"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     db.close()

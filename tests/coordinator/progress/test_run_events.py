@@ -16,6 +16,7 @@ from coordinator.progress.unit_holders import UnitHolders
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.lineage.round_row import Disagreed
 from tests.coordinator.progress.test_run_view import A, B, C, peer, picture, timed
 
 NOW_S = 100.0
@@ -113,6 +114,10 @@ def test_a_round_is_told_with_who_was_left_out_and_why() -> None:
     ]
     assert reported(picture(), picture((whole,))) == [("round", "round 3: 2 counted")]
     assert reported(picture(), picture((lossy,))) == [("round", "round 3: 2 counted, 5.6% of the mean had no room")]
+    disagreed = at(whole, disagreed=(Disagreed(A, 0.75, -0.6),))
+    assert reported(picture(), picture((disagreed,))) == [
+        ("round", f"round 3: 2 counted; {peer_name(A)}: {Disagreed(A, 0.75, -0.6).words}")
+    ]
     assert reported(picture(), picture((alone,))) == [("trouble", "round 3: one counted; made by one peer alone")]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.history.old_copy import without_rosters
 from coordinator.progress.unit_holders import (
     FROZEN_AFTER_S,
     UnitHolders,
@@ -17,7 +18,6 @@ from coordinator.progress.unit_holders import (
     newest_rounds,
     units_held,
     unproven,
-    without_rosters,
 )
 from protocol.errors import RemoteProtocolError
 from protocol.host.reports import HeldoutResult, PeerReport, UnitStanding

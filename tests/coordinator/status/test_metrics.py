@@ -65,6 +65,7 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_live_peers 1.0",
         "potluck_run_round_coverage_ratio 0.9",
         "potluck_run_round_lost_ratio 0.0",
+        "potluck_run_round_left_out_ratio 0.0",
         "potluck_run_missing_heads 0.0",
         "potluck_run_lone_rounds 1.0",
         "potluck_run_forks 1.0",

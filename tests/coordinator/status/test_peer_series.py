@@ -30,6 +30,7 @@ def test_members_that_are_here_have_series_by_name_and_who_is_away_or_left_is_am
         'potluck_run_peer_counted_tokens{name="others",peer=""} 30.0',
         f"potluck_run_peer_counted_rounds{labels} 3.0",
         'potluck_run_peer_counted_rounds{name="others",peer=""} 3.0',
+        f"potluck_run_peer_left_out_ratio{labels} 0.0",
         f"potluck_run_peer_heard_ago_seconds{labels} 5.0",
     ]
 

@@ -11,8 +11,9 @@ import trio
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
 from peer.holdings.verified_holders import ASK_WITHIN_S, NUM_LOOKED_AT, PROVE_WITHIN_S, CommitProof, present
-from protocol.errors import PeerUnreachable
+from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
+from protocol.rounds.lineage import lineage
 from protocol.rounds.messages.wire import encode_certificate
 from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
 from tests.virtual import InlineOffload
@@ -72,6 +73,30 @@ async def test_a_holder_is_believed_by_the_first_commits_that_it_shows(autojump_
         held, took_s = await _look(world, {holder.peer: (0,)})
     assert held == {holder.peer: (0,)}
     assert took_s < 1.0
+
+
+async def test_a_holder_that_has_forgotten_the_first_commits_is_believed_by_those_after_a_milestone(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    async with open_world() as world:
+        made, holder, me = world.commits(12), world.parties[0], world.parties[2]
+        for commit in made[:5]:
+            await holder.apply(commit)
+        holder.milestones.take([world.milestone_at(made[3])], "the host")
+        for commit in made[5:]:
+            await holder.apply(commit)
+        assert holder.chain.line.root.index == 4
+        holder.serve_fetches()
+        held = world.milestones()
+        proof = CommitProof(me.network, InlineOffload(), VERIFIER, RUN_ID, world.start_record, (UNIT,), held)
+        assert await proof(holder.peer, 0) == 0
+        held.take([world.milestone_at(made[3]), world.milestone_at(made[7])], "the host")
+        assert await proof(holder.peer, 0) == NUM_LOOKED_AT
+        liar = world.parties[1]
+        liar.serve_frames([encode_certificate(made[9].certificate)])
+        with pytest.raises(RemoteProtocolError, match="follows none"):
+            await proof(liar.peer, 0)
 
 
 def _invented(world: RoundWorld) -> Sequence[bytes]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 import torch
 import trio
+import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.network.seams.interfaces import Offload, Stream
 from averaging.rounds.fetching.download import MAX_DONORS
 from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
-from averaging.rounds.traffic.transfer import FETCH_CHANNEL, read_request
-from averaging.state.generations import Generations
+from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
+from averaging.state.generations import SHARED_S, Generations
+from averaging.state.log_entries import LoggedContribution
 from averaging.state.state import is_absent, state_root
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
@@ -25,15 +29,26 @@ from peer.session.catch_up import COMMITS_WITHIN_S, catch_up_by_snapshot
 from protocol.errors import StorageError
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId, UnitName
+from protocol.rounds.lineage import lineage
 from protocol.rounds.lineage.chain import attested_roots
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.requests import FetchCommits, FetchRequest
 from protocol.rounds.messages.wire import decode_certificate, encode_certificate
-from tests.averaging.rounds.round_world import raws_of
+from tests.averaging.rounds.round_world import (
+    GRID,
+    UNIT,
+    MadeCommit,
+    Party,
+    RoundWorld,
+    apply_whole,
+    open_world,
+    raws_of,
+)
 from tests.simulation import virtual_time
 from tests.simulation.node import SimulatedOffload
 from tests.simulation.swarm import World
 
+Clock = trio.testing.MockClock
 T = TypeVar("T")
 NEWCOMER = PeerId("newcomer")
 SEED = 3
@@ -304,3 +319,140 @@ def test_a_donor_with_less_of_the_same_lineage_takes_nothing_away() -> None:
         assert [type(request) for request in asked].count(FetchCommits) == 1
 
     _after(10, check)
+
+
+# --- from a milestone on ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _pruned(
+    monkeypatch: pytest.MonkeyPatch, length: int = 12
+) -> AsyncIterator[tuple[RoundWorld, list[MadeCommit]]]:
+    """Party 0 has so many commits, and has forgotten those before the milestone of round 6. Party 1 has none of them."""
+    monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    async with open_world() as world:
+        donor = world.parties[0]
+        made = await world.grow([donor], 6)
+        donor.milestones.take([world.milestone_at(made[5])], "the host")
+        made += await world.grow([donor], length - 6)
+        assert donor.chain.line.root.index == 6
+        donor.serve_fetches()
+        yield world, made
+
+
+async def _catches_up(world: RoundWorld, newcomer: Party) -> int:
+    donors = [world.parties[0].peer]
+    return await catch_up_by_snapshot(newcomer.network, newcomer.chain, donors, lambda progress: None)
+
+
+async def test_a_newcomer_begins_at_the_newest_milestone_that_the_host_gave_it(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        newcomer, donor = world.parties[1], world.parties[0]
+        newcomer.milestones.take([world.milestone_at(made[8])], "the host")
+        assert await _catches_up(world, newcomer) == 12
+        chain = newcomer.chain
+        assert chain.line.root == made[8].link
+        assert chain.head.index == 11, "no commit attests the newest state"
+        await made[11].write_results(newcomer)
+        await apply_whole(chain, made[11].link, made[11].certificate)
+        assert chain.root == donor.chain.root
+
+
+async def test_a_newcomer_gets_milestones_from_members_while_the_host_is_away(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        newcomer = world.parties[1]
+        assert await _catches_up(world, newcomer) == 12
+        assert newcomer.chain.line.root == made[5].link
+        assert newcomer.milestones.sealed == world.parties[0].milestones.sealed
+
+
+async def test_a_milestone_that_a_donor_forged_begins_nothing(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        liar, newcomer = world.parties[0], world.parties[1]
+        forged = world.milestone_at(made[6], liar.signer)
+        service = TransferService(UNIT, liar.log, liar.generations, GRID, liar.chain.line.after, lambda: [forged, b"x"])
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            await service.serve(peer, await read_request(stream), stream)
+
+        liar.network.serve_streams(FETCH_CHANNEL, serve)
+        with capture_logs() as logs:
+            assert await _catches_up(world, newcomer) == 0
+        assert [line["event"] for line in logs if "milestone" in line["event"]] == ["milestone_refused"] * 2
+        assert newcomer.chain.head == world.start
+
+
+async def test_who_can_go_on_from_its_own_commits_does_so_whatever_milestone_lies_ahead(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        late = world.parties[1]
+        for commit in made[:8]:
+            await late.apply(commit)
+        late.milestones.take([world.milestone_at(made[9])], "the host")
+        assert await _catches_up(world, late) == 12
+        assert late.chain.line.root == world.start
+
+
+async def test_who_was_away_for_too_long_begins_at_a_milestone_and_says_so(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        late = world.parties[1]
+        for commit in made[:3]:
+            await late.apply(commit)
+        await late.chain.log_contribution(made[2].link.commit, LoggedContribution(made[2].record.parent, 1, 77))
+        assert await _catches_up(world, late) == 0, "it has no milestone yet, and nobody has the commits after its own"
+        assert late.chain.head == made[2].link
+        late.milestones.take([world.milestone_at(made[8])], "the host")
+        with capture_logs() as logs:
+            assert await _catches_up(world, late) == 12
+        assert "begins_at_milestone" in [line["event"] for line in logs]
+        assert (late.chain.line.root, late.chain.head.index) == (made[8].link, 11)
+        assert late.chain.data_position() == 77, "no step is taken twice"
+        await late.restart()
+        assert (late.chain.line.root, late.chain.head.index) == (made[8].link, 11)
+
+
+async def test_a_milestone_behind_our_own_head_moves_nobody_back(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        ahead = world.parties[1]
+        for commit in made[:3]:
+            await ahead.apply(commit)
+        own = await world.grow([ahead], 0) or [world.commit_on(made[2].link, 50)]
+        for number in range(8):
+            await ahead.apply(own[-1])
+            own.append(world.commit_on(own[-1].link, 60 + number))
+        ahead.milestones.lines[UNIT] = ahead.chain.line.commit_at
+        with capture_logs() as logs:
+            ahead.milestones.take([world.milestone_at(made[8])], "the host")
+            await _catches_up(world, ahead)
+        assert "our certificates" in logs[0]["reason"]
+        assert ahead.chain.head.index == 11
+        assert ahead.chain.line.root == world.start
+
+
+async def test_who_lost_its_state_after_a_milestone_takes_any_that_is_attested(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        late, donor = world.parties[1], world.parties[0]
+        late.milestones.take([world.milestone_at(made[5])], "the host")
+        await _catches_up(world, late)
+        for name in late.generation_names():
+            late.spoil(name)
+        await late.restart()
+        assert late.chain.lacks_state
+        await trio.sleep(SHARED_S)
+        made += await world.grow([donor], 2)
+        late.milestones.take([world.milestone_at(made[5])], "the host")
+        assert await _catches_up(world, late) == 14
+        assert (late.chain.lacks_state, late.chain.head.index) == (False, 13)

@@ -13,6 +13,7 @@ from averaging.rounds.lineage.round_reports import StateDiffers, StateHealed, Ta
 from averaging.storage.full_disk import FULL_SHOWN_S, ROOM_BELIEVED_S
 from peer.status.health import (
     APART_AFTER_S,
+    MOST_LEFT_OUT,
     OFFLINE_AFTER_S,
     SHOWN_S,
     UNHEARD_AFTER_S,
@@ -21,6 +22,7 @@ from peer.status.health import (
     Isolation,
     LineageDivergence,
     after_report,
+    disagreement_sentence,
     isolation,
     offline_sentence,
 )
@@ -30,6 +32,7 @@ from peer.status.status_of import Sources, status_of
 from peer.status.status_text import is_disk_full
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.round_row import RECENT_ROUNDS
 from tests.virtual import VirtualClock
 
 FULL = TaskFailed("_vote", "could not append to rounds.log: No space left on device", is_of_disk=True)
@@ -73,6 +76,13 @@ def test_silence_of_everybody_is_told_in_one_sentence_and_nobodys_or_a_short_one
         == "offline for 45 s: no other peer and no host answers; trains on, counted later"
     )
     assert offline_sentence([45.0, 2.0]) == offline_sentence([OFFLINE_AFTER_S - 1]) == offline_sentence([]) == ""
+
+
+def test_who_disagrees_too_much_for_many_rounds_is_told_and_who_does_by_chance_is_not() -> None:
+    assert disagreement_sentence(MOST_LEFT_OUT, RECENT_ROUNDS) == ""
+    assert disagreement_sentence(1.0, RECENT_ROUNDS - 1) == ""
+    told = disagreement_sentence(0.12, RECENT_ROUNDS)
+    assert told.startswith(f"12% of this peer's work in its last {RECENT_ROUNDS} rounds disagreed")
 
 
 def test_what_failed_for_another_reason_is_no_trouble_of_the_disk() -> None:

@@ -37,6 +37,7 @@ from protocol.errors import (
     TemporaryError,
     UnreachableError,
 )
+from protocol.host.host_statements import RevocationNews
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.report_pace import IDLE_EVERY_S, again_in_s
 from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply, encode_report
@@ -177,7 +178,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
     autojump_clock: Clock, error: PotluckError | None
 ) -> None:
     client, bans = _Client(), _Bans(error)
-    client.answer = lambda: replace(REPLY, revocations=(b"entry",))
+    client.answer = lambda: replace(REPLY, bans=RevocationNews((b"entry",)))
     reporter = Reporter(client, Sources(StatusBoard(ME, VirtualClock(), 0.0)), lambda: None, revocations=bans)  # type: ignore[arg-type]
     assert await reporter.report_once()
     assert client.reports[0].known_revocations == b"known at"
@@ -187,12 +188,52 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
     client = _Client()
     reporter = Reporter(client, Sources(StatusBoard(ME, VirtualClock(), 0.0)), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
-    client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
+    client.answer = lambda: replace(REPLY, bans=RevocationNews((), True, b"at host."))
     await reporter.report_once()
     client.answer = lambda: REPLY
     for _ in range(2):
         await reporter.report_once()
     assert [report.revocations for report in client.reports] == [(), (b"lacking at host.",), ()]
+
+
+class _Milestones:
+    """Notes what the host sends, and has one from after the host's head."""
+
+    def __init__(self) -> None:
+        self.known = b"known at"
+        self.taken: list[tuple[bytes, ...]] = []
+
+    def to_bring(self, spine: UnitName, host_index: int) -> tuple[bytes, ...]:
+        return (b"%s after %d" % (spine.encode(), host_index),) if host_index < 8 else ()
+
+    async def take(self, offered: tuple[bytes, ...], source: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.taken.append(offered)
+
+
+async def test_a_report_tells_which_milestones_we_have_and_the_answer_brings_newer_ones(
+    autojump_clock: Clock,
+) -> None:
+    reporter, client, _ = _reporter()
+    milestones = _Milestones()
+    reporter.milestones = milestones  # type: ignore[assignment]
+    client.answer = lambda: replace(REPLY, milestones=(b"newer",))
+    assert await reporter.report_once()
+    assert (client.reports[0].known_milestones, client.reports[0].milestones) == (b"known at", ())
+    assert milestones.taken == [(b"newer",)]
+
+
+async def test_a_host_whose_head_is_before_our_milestone_is_brought_it_until_it_has_it(autojump_clock: Clock) -> None:
+    reporter, client, _ = _reporter()
+    chain = _grown(Chain(), 9)
+    reporter._sources.service = _Rounds(chain)  # type: ignore[assignment]
+    reporter.milestones = _Milestones()  # type: ignore[assignment]
+    for index in (3, 3, 9):
+        client.answer = lambda index=index: replace(REPLY, phase="training", index=index)  # type: ignore[misc]
+        await reporter.report_once()
+    assert [report.milestones for report in client.reports] == [(), (b"fragment-0 after 3",), (b"fragment-0 after 3",)]
+    await reporter.report_once()
+    assert client.reports[-1].milestones == ()
 
 
 async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:

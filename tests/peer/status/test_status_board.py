@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,6 +15,7 @@ from peer.status.health import APART_AFTER_S
 from peer.status.status_board import GivenToRun, StatusBoard
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import Disagreement
 from tests.protocol.rounds.round_table import UNIT, Table
 from tests.virtual import VirtualClock
 
@@ -37,7 +39,12 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     assert (board.rounds.counted, board.rounds.first_counted_unix_s) == (1, board.clock.unix_s())
     assert board.rounds.last is not None
     assert abs(sum(board.rounds.last.weights.values()) - 1.0) < 1e-9
-    assert (board.rounds.last.coverage, board.rounds.last.lost) == (1.0, 0.0)
+    assert (board.rounds.last.coverage, board.rounds.last.lost, board.rounds.last.left_out) == (1.0, 0.0, 0.0)
+    first, *others = record.slices
+    part = Disagreement(seat.peer, first.stop_chunk, -50)
+    slices = (replace(first, disagreeing=(part,)), *others)
+    board.publish(RoundCommitted(replace(seat.head, content=replace(record, slices=slices))))
+    assert board.rounds.last.left_out == pytest.approx(first.stop_chunk / others[-1].stop_chunk)
 
 
 @pytest.mark.parametrize(("own", "grid", "found"), [(None, "de", 344.0), (12.0, "de", 12.0), (None, "", None)])

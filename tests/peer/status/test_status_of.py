@@ -35,6 +35,7 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, tree_of
+from protocol.rounds.messages.record import Disagreement
 from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import UNIT, Table
 from tests.virtual import InlineOffload, VirtualClock
@@ -224,7 +225,13 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
     sources = Sources(board)
     assert status_of(sources).is_sound
     chain = SimpleNamespace(
-        head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False, tools=TOOLS
+        links=(),
+        head=seat.head,
+        root=bytes(32),
+        rooted=seat.head.commit,
+        disk_bound_bytes=0,
+        is_sound=False,
+        tools=TOOLS,
     )
     state = replace(seat.state, open=OpenRound())
     sources.service = SimpleNamespace(  # type: ignore[assignment]
@@ -236,6 +243,27 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
     assert (status_of(sources).writes_refused, status_of(sources).generations_damaged) == (3, 1)
     chain.is_sound = True
     assert status_of(sources).is_sound
+
+
+async def test_who_disagrees_with_the_others_for_many_rounds_is_told_so(autojump_clock: trio.testing.MockClock) -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    seat = table.live()[0]
+    record = seat.head.record
+    assert record is not None
+    parts = (dataclasses.replace(part, disagreeing=(Disagreement(seat.peer, 1, -50),)) for part in record.slices)
+    disagreeing = dataclasses.replace(seat.head, content=dataclasses.replace(record, slices=tuple(parts)))
+    sources = Sources(StatusBoard(seat.peer, VirtualClock(), 0.0))
+    chain = SimpleNamespace(
+        head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
+    )
+    state = replace(seat.state, open=OpenRound())
+    sources.service = SimpleNamespace(unit=UNIT, chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
+    told = {}
+    for name, links in {"few": [disagreeing] * 5, "many": [disagreeing] * 20, "honest": [seat.head] * 20}.items():
+        chain.links = tuple(links)
+        told[name] = "disagreed with most others'" in status_of(sources).trouble
+    assert told == {"few": False, "many": True, "honest": False}
 
 
 async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: trio.testing.MockClock) -> None:
@@ -250,7 +278,7 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
     board.known_commits = lambda: tree
     sources = Sources(board)
     chain = SimpleNamespace(
-        head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
+        links=(), head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
     )
     state = replace(seat.state, open=OpenRound(), committed_at_s=trio.current_time())
     sources.service = SimpleNamespace(unit=UNIT, chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]

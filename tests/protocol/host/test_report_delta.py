@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from protocol.host.host_statements import HostStatements
 from protocol.host.report_delta import made_whole, report_digest, shortened
 from protocol.host.reports import (
     AckPair,
@@ -37,7 +38,7 @@ WHOLE = PeerReport(
     state_commit=COMMIT,
     state_root=Root(b"r" * 32),
     addresses=("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWabc", "/ip4/192.0.2.7/udp/4001/quic/p2p/12D3KooWabc"),
-    known_revocations=b"12345678",
+    signed=HostStatements(known_revocations=b"12345678", known_milestones=b"abcdefgh"),
     version="1.2.3",
     beside=(UnitStanding(UnitName("fragment-1"), COMMIT, Root(b"s" * 32)),),
     experts=(1, 3),
@@ -58,8 +59,7 @@ MOVED = {
 BROUGHT = {
     "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),
     "certificates": (b"certificate",),
-    "start_record": b"sealed",
-    "revocations": (b"entry",),
+    "signed": replace(WHOLE.signed, start_record=b"sealed", revocations=(b"entry",), milestones=(b"stone",)),
     "double_votes": (AckPair(b"one", b"other"),),
 }
 NAMES = {"chosen": ChosenName("anna", "oak")}
@@ -72,6 +72,7 @@ def test_numbers_that_move_and_what_is_brought_make_no_other_likeness(changes: d
 
 def test_everything_else_does() -> None:
     others = [each.name for each in fields(PeerReport) if each.name not in {*MOVED, *BROUGHT, *NAMES, "like"}]
+    others.append("signed")
     empty = PeerReport("", "", UnitName(""), is_ready_to_start=True, is_outbound_only=True)
     changed = [replace(WHOLE, **{name: getattr(empty, name)}) for name in others]
     assert len({report_digest(WHOLE), *map(report_digest, changed)}) == len(others) + 1

@@ -11,6 +11,7 @@ import pytest
 from protocol.errors import (
     RemoteProtocolError,
 )
+from protocol.host.host_statements import HostStatements, RevocationNews
 from protocol.host.report_delta import report_digest
 from protocol.host.reports import (
     MAX_CERTIFICATE_BYTES,
@@ -166,35 +167,47 @@ def test_certificates_are_cut_to_one_report() -> None:
 
 
 def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
-    report = replace(REPORT, known_revocations=bytes(16), revocations=(b"three",))
+    signed = HostStatements(b"start", bytes(16), (b"three",), bytes(8), (b"milestone",))
+    report = replace(REPORT, signed=signed)
     assert decode_report(encode_report(report)) == report
     reply = ReportReply(
-        "training", COMMIT, 1, 2, revocations=(b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)
+        "training",
+        COMMIT,
+        1,
+        2,
+        bans=RevocationNews((b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)),
+        milestones=(b"one",),
     )
     assert decode_report_reply(encode_report_reply(reply)) == reply
 
 
-def test_fingerprints_that_are_not_whole_make_no_report() -> None:
-    with pytest.raises(RemoteProtocolError, match="fingerprints"):
-        replace(REPORT, known_revocations=b"short")
+def test_more_milestones_than_a_host_needs_make_no_report_and_no_reply() -> None:
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    body.milestones.extend([b""] * 1000)
+    with pytest.raises(RemoteProtocolError, match="milestones"):
+        decode_report(body.SerializeToString())
+    reply = ReportReply("training", COMMIT, 1, 2, milestones=(b"",) * 1025)
+    with pytest.raises(RemoteProtocolError, match="milestones"):
+        decode_report_reply(encode_report_reply(reply))
 
 
 def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
-    reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"",) * (MAX_REVOCATIONS + 1))
+    reply = ReportReply("training", COMMIT, 1, 2, bans=RevocationNews((b"",) * (MAX_REVOCATIONS + 1)))
     with pytest.raises(RemoteProtocolError, match="revocations"):
         decode_report_reply(encode_report_reply(reply))
 
 
 def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
-    parts = {field.name for part in (ChosenName, OwnCounts) for field in dataclasses.fields(part)}
+    parts = {field.name for part in (ChosenName, OwnCounts, HostStatements) for field in dataclasses.fields(part)}
+    news = {field.name for field in dataclasses.fields(RevocationNews)}
     kinds = (
         (PeerReport, pb.ReportBody, parts),
-        (ReportReply, pb.ReportReply, set()),
+        (ReportReply, pb.ReportReply, news),
         (EnergySpent, pb.EnergyBody, set()),
     )
     for kind, body, apart in kinds:
-        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "counts"} | apart == {
+        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "counts", "signed", "bans"} | apart == {
             field.name for field in body.DESCRIPTOR.fields
         }
 

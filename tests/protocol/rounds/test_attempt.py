@@ -17,6 +17,7 @@ from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import GiveTime, LogAck, ReportDoubleVote, Send, SendHeartbeat
 from protocol.rounds.participants import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.queries import ready_tokens, thin_from_s
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.rounds.schedule.target import RoundTarget
 from tests.protocol.rounds import round_table
 from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root, heartbeat_of
@@ -115,7 +116,7 @@ def test_deadlines_are_learned_from_the_slowest_upload_up_to_the_longest_interva
 
 
 def test_each_failed_attempt_doubles_the_deadline() -> None:
-    table = Table(1, reduce_within_s=8.0)
+    table = Table(1, sums=SumRules(first_within_s=8.0))
     (seat,) = table.live()
     seat.tokens = 300
     table.drops = lambda sender, to, message: isinstance(message, ResultReady)
@@ -210,7 +211,7 @@ def test_a_reset_connection_mends_at_once_and_silence_after_the_suspicion() -> N
 
 
 def test_a_late_reducer_loses_its_slice_at_the_deadline_and_gets_none_in_the_next_attempts_of_this_leader() -> None:
-    table = Table(4, reduce_within_s=6.0)
+    table = Table(4, sums=SumRules(first_within_s=6.0))
     opener = table.opener()
     (late, *_) = table.others(opener)
     table.drops = lambda sender, to, message: isinstance(message, ResultReady) and sender == late.peer
@@ -223,7 +224,7 @@ def test_a_late_reducer_loses_its_slice_at_the_deadline_and_gets_none_in_the_nex
 
 
 def test_when_the_last_reducer_is_lost_the_attempt_ends_with_a_reason_and_the_round_stays_open() -> None:
-    table = Table(3, reduce_within_s=6.0)
+    table = Table(3, sums=SumRules(first_within_s=6.0))
     opener = table.opener()
     table.drops = lambda sender, to, message: isinstance(message, ResultReady)
     table.run_until(lambda: any("nobody can take its slice" in reason for reason in opener.reasons), 60.0)

@@ -27,6 +27,7 @@ from protocol.rounds.messages.messages import Certificate, Committed, RoundMessa
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.queries import lone_refused
+from protocol.rounds.schedule.telling_tree import FAN_OUT
 from protocol.rounds.state import Leading, OpenRound, Switching
 from protocol.rounds.unavailable_commits import FIRST_PAUSE_S, MAX_PAUSE_S
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
@@ -1086,3 +1087,52 @@ def test_of_two_the_one_that_slept_follows_what_the_other_committed_alone() -> N
     """It is half of the voters: without the other it would go on alone as well, and one of both sides would be left."""
     *_, orders = _lone_after_sleep(are_lost=False, num_peers=2)
     assert any(isinstance(order, Commit) for order in orders)
+
+
+# --- many peers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_among_many_peers_a_commit_comes_to_each_once_and_nobody_sends_it_to_many() -> None:
+    table = Table(20)
+    acquaint(table)
+    table.run_until(lambda: table.all_at(1))
+    told = [[peer for sent in _forwarded(seat.orders, seat) for peer in sent.to] for seat in table.live()]
+    heard = [peer for to in told for peer in to]
+    assert len(set(heard)) == len(heard) == len(table.live()) - 1  # all but the one that made the certificate
+    assert max(len(to) for to in told) <= 2 * FAN_OUT
+
+
+def test_among_many_peers_a_commit_that_a_dead_peer_was_to_pass_on_comes_by_heartbeat() -> None:
+    table = Table(20)
+    acquaint(table)
+    leader = table.opener()
+    dead: list[PeerId] = []
+
+    def drops(sender: PeerId, to: PeerId, message: RoundMessage) -> bool:
+        """The first peer with others to tell hears of it, and dies."""
+        if isinstance(message, Committed) and sender != leader.peer and not dead:
+            dead.append(sender)
+        return isinstance(message, Committed) and sender in dead
+
+    table.drops = drops
+    table.run_until(lambda: table.all_at(1))
+    assert dead
+
+
+def test_a_peer_of_many_that_takes_no_part_waits_for_the_certificate_that_others_bring() -> None:
+    table, seat, other = _muted(20)
+    made = commit_on(table.genesis, table.live())
+    _apply(other, made)
+    assert seat.hear(other, heartbeat_of(other)) == ()
+    assert _asked(_ticked_for(table, seat, LEADERS_WORD_S - 0.25)) == []
+    assert _asked(_ticked_for(table, seat, 0.5)) == [other.peer]
+
+
+def test_a_certificate_that_is_known_or_false_is_not_passed_on() -> None:
+    table, seat, other = _muted(40)
+    made = commit_on(table.genesis, table.live())
+    false = Committed(UNIT, replace(made.certificate, acks=made.certificate.acks[:3]))
+    assert _forwarded(seat.hear(other, false), seat) == []
+    sent = _forwarded(seat.hear(other, _reported(made)), seat)
+    assert _forwarded(seat.hear(other, _reported(made)), seat) == []
+    assert all(other.peer not in one.to for one in sent)

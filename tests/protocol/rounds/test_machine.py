@@ -50,6 +50,7 @@ from protocol.rounds.orders import (
     PrepareContribution,
     Send,
 )
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.rounds.state import OpenRound
 from tests.protocol.rounds.made_commits import made_spine
 from tests.protocol.rounds.round_table import (
@@ -340,7 +341,7 @@ def test_after_the_spine_moved_the_next_round_cites_where_it_went() -> None:
 
 def _collecting(*, has_delta: bool) -> tuple[Table, Seat, SliceSpec, Proposal]:
     """A leader that waits for results, which are lost on their way, and the slice of another reducer."""
-    table = Table(3, reduce_within_s=60.0)
+    table = Table(3, sums=SumRules(first_within_s=60.0))
     leader = table.opener()
     leader.has_trainer = has_delta
     table.drops = lambda sender, to, message: isinstance(message, ResultReady)

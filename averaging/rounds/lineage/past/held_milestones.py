@@ -6,17 +6,21 @@ Rules: R26 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Final
 
 import structlog
 
 from averaging.rounds.lineage.past.followed_line import FollowedLine
-from protocol.errors import RemoteProtocolError, VersionError
+from protocol.errors import PotluckError, RemoteProtocolError, VersionError
 from protocol.ids import CommitId, UnitName, short
 from protocol.rounds.lineage.milestones import CommitAt, MilestoneBook, SignedMilestone, open_milestone
 from protocol.rounds.lineage.record_rules import SignatureCheck
 
 log = structlog.get_logger()
+
+_MOST_TOLD: Final = 1000
+"""Refusals that are told; further ones are not."""
 
 
 class HeldMilestones:
@@ -29,13 +33,15 @@ class HeldMilestones:
         self._genesis = genesis
         self._books: dict[UnitName, MilestoneBook] = {}
         self._told: set[str] = set()
-        self.changed: Callable[[], None] = lambda: None
-        """Called when other milestones are held than before."""
 
     @property
     def sealed(self) -> tuple[bytes, ...]:
         """All of them in the host's envelopes, of each unit the oldest first."""
         return tuple(each.sealed for _, book in sorted(self._books.items()) for each in book.held)
+
+    def newest(self) -> tuple[bytes, ...]:
+        """The newest one of each unit."""
+        return tuple(book.held[-1].sealed for _, book in sorted(self._books.items()) if book.held)
 
     def of(self, unit: UnitName) -> MilestoneBook:
         """Those of a unit."""
@@ -53,18 +59,28 @@ class HeldMilestones:
         """Keep these milestones from now on. One that is forged, of another run, older than what is held or against our own
         certificates is named in one line and ignored. `source`: whoever sent them.
         """
-        before = dict(self._books)
+        for found in sorted(self._good(offered, source), key=lambda found: found.link.index):
+            unit = found.link.unit
+            try:
+                self._books[unit] = self.of(unit).with_one(found, self.lines.get(unit, _unknown))
+            except RemoteProtocolError as error:
+                self._tell(source, error)
+
+    def _good(self, offered: Iterable[bytes], source: str) -> list[SignedMilestone]:
+        found: list[SignedMilestone] = []
         for sealed in offered:
             try:
-                found = self.opened(sealed)
-                unit = found.link.unit
-                self._books[unit] = self.of(unit).with_one(found, self.lines.get(unit, _unknown))
+                found.append(self.opened(sealed))
             except (RemoteProtocolError, VersionError) as error:
-                if error.one_line() not in self._told:
-                    self._told.add(error.one_line())
-                    log.warning("milestone_refused", source=source, reason=error.one_line())
-        if self._books != before:
-            self.changed()
+                self._tell(source, error)
+        return found
+
+    def _tell(self, source: str, error: PotluckError) -> None:
+        """Once each: a host that says it says it in every answer."""
+        reason = error.one_line()
+        if reason not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(reason)
+            log.warning("milestone_refused", source=source, reason=reason)
 
     def settle(self, line: FollowedLine) -> None:
         """A unit's lineage has grown. Milestones before it are forgotten, and those that contradict it are named and ignored."""
@@ -79,7 +95,6 @@ class HeldMilestones:
             log.warning("milestone_contradicts", reason=f"{found}; our certificates prove {short(own)}: it is ignored")
         if len(kept) != len(book.held):
             self._books[unit] = MilestoneBook(tuple(kept))
-            self.changed()
 
 
 def _unknown(_index: int) -> CommitId | None:

@@ -15,8 +15,9 @@ from averaging.arithmetic.batched_codec import span_bytes
 from averaging.arithmetic.slot_buffer import SlotBuffer
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import Codec, codec_by_name, codec_names
+from averaging.rounds.exchange.chunk_means import MAX_DELTA, ChunkMeans
 from averaging.rounds.exchange.offered_contributions import OfferedContribution, Offers
-from averaging.rounds.exchange.reduction import MAX_DELTA, Reduction
+from averaging.rounds.exchange.reduction import Reduction
 from averaging.rounds.traffic.batches import split_batch
 from averaging.rounds.traffic.contribution import EncodedContribution, result_root
 from protocol.errors import RemoteProtocolError
@@ -25,6 +26,7 @@ from protocol.rounds.messages.lane_parts import LanePart
 from protocol.rounds.messages.messages import ResultHeader
 from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import decode_body, encode_body
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import encode_contribution
 from tests.averaging.rounds.offers_world import (
@@ -50,7 +52,7 @@ def test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixe
         offers = new_offers()
         for number in order:
             offer_of(offers, number, tokens=(100, 300, 5000)[number])
-        result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
+        result = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID)).reduce()
         assert result is not None
         results.append(result)
     assert results[0].chunks == results[1].chunks
@@ -78,7 +80,7 @@ def _in_order_of_arrival(
         offer = offers.admit(SIGNERS[number].peer_id, proposal, PART, hello)
         arriving += [(offer, mine, chunk) for chunk in range(PART.first_chunk, PART.stop_chunk)]
     chance.shuffle(arriving)
-    return offers, Reduction(proposal, PART, offers, codec, grid), arriving
+    return offers, Reduction(proposal, PART, offers, ChunkMeans(codec, grid)), arriving
 
 
 def _straightforward(
@@ -158,7 +160,7 @@ class _RecordsPlaces(SlotBuffer):
 def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     offers, _, arriving = _in_order_of_arrival(CODEC, GRID, (100, 300, 700), random.Random(1))
     results = _RecordsPlaces(len(span_bytes(CODEC, GRID, 0, GRID.num_chunks)))
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID, results)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID), results)
     late = list[Callable[[], None]]()
     for offer, mine, chunk in arriving:
         if chunk == PART.first_chunk or offer.header.member != MEMBERS[1]:
@@ -183,7 +185,7 @@ def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monk
 
 def test_frames_that_bring_chunks_again_are_not_kept_for_the_one_that_is_new() -> None:
     offers, mine = new_offers(), contribution(1)
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, mine))
     frames = list[weakref.ref[np.ndarray]]()
     for first in range(PART.stop_chunk - 1, PART.first_chunk - 1, -1):
@@ -204,7 +206,7 @@ def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was
     theta_N[25] = 10 * MAX_DELTA
     spoilt = encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, spoilt))
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     for chunk in range(PART.first_chunk, PART.stop_chunk):
         summing = reduction.take(offer, [(chunk, memoryview(spoilt.chunks[chunk]))])
         assert summing is not None
@@ -237,7 +239,7 @@ def test_a_signed_chunk_that_nobody_writes_leaves_its_sender_out_by_name_and_the
     codec, grid = codec_by_name(codec_name), ChunkGrid(4 * 600 - 77, 600)
     offers = Offers(RUN, HashVerifier(), codec, grid)
     proposal = replace(PROPOSAL, codec=codec_name)
-    reduction = Reduction(proposal, PART, offers, codec, grid)
+    reduction = Reduction(proposal, PART, offers, ChunkMeans(codec, grid))
     for number in range(3):
         theta_N = torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(number))
         mine = encode_contribution(torch.zeros(grid.num_elements), theta_N, 100, codec, grid)
@@ -264,7 +266,7 @@ def test_a_signed_chunk_that_nobody_writes_leaves_its_sender_out_by_name_and_the
 def test_a_reason_of_any_length_and_kind_fits_into_the_result_that_names_it() -> None:
     offers = new_offers()
     offer_of(offers, 0)
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     reduction.set_refused(SIGNERS[1].peer_id, RemoteProtocolError("x" * 10_000 + "\n\0", "less"))
     result = reduction.reduce()
     assert result is not None
@@ -277,7 +279,7 @@ def test_a_reason_of_any_length_and_kind_fits_into_the_result_that_names_it() ->
 def test_a_lane_that_two_members_bring_is_summed_once_and_the_other_is_left_out_by_name() -> None:
     offers = new_offers()
     lane, other = LanePart(7, 3, 100), LanePart(8, 3, 100)
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     for number, parts in enumerate(((lane,), (lane,), (other,))):
         mine = contribution(number)
         offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, new_hello(number, mine, lanes=parts))
@@ -303,7 +305,7 @@ def test_who_was_left_out_for_a_lane_counts_after_all_where_the_other_cannot_be_
         offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, new_hello(number, mine, lanes=lanes))
         for chunk in range(PART.first_chunk, PART.stop_chunk):
             add_chunk(offers, offer, chunk, mine.chunks[chunk])
-    result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
+    result = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID)).reduce()
     assert result is not None
     assert [entry.peer for entry in result.header.included] == [SIGNERS[1].peer_id]
 
@@ -312,7 +314,7 @@ def test_contributions_are_read_in_their_codec_and_the_result_is_written_in_its_
     offers, results = new_offers(), codec_by_name("int8")
     for number in range(3):
         offer_of(offers, number)
-    plain, coded = (Reduction(PROPOSAL, PART, offers, codec, GRID).reduce() for codec in (CODEC, results))
+    plain, coded = (Reduction(PROPOSAL, PART, offers, ChunkMeans(codec, GRID)).reduce() for codec in (CODEC, results))
     assert plain is not None
     assert coded is not None
     for chunk, (exact, data) in enumerate(zip(plain.chunks, coded.chunks, strict=True), start=PART.first_chunk):
@@ -326,7 +328,7 @@ def test_what_a_result_left_out_does_not_come_with_the_next_one() -> None:
     offers, _, arriving = _in_order_of_arrival(CODEC, grid, (100, 300, 700), random.Random(2))
     for offer, mine, chunk in arriving:
         add_chunk(offers, offer, chunk, mine.chunks[chunk])
-    first, second = (Reduction(PROPOSAL, PART, offers, results, grid).reduce() for _ in range(2))
+    first, second = (Reduction(PROPOSAL, PART, offers, ChunkMeans(results, grid)).reduce() for _ in range(2))
     assert first is not None
     assert second is not None
     assert not results.decode(first.chunks[0], 600).all(), "nothing was left out"
@@ -340,7 +342,8 @@ def test_a_result_says_how_much_of_the_mean_its_codec_had_no_room_for() -> None:
         for offer, mine, chunk in arriving:
             add_chunk(offers, offer, chunk, mine.chunks[chunk])
         mean, result = (
-            reduction.reduce() for reduction in (whole, Reduction(PROPOSAL, PART, offers, codec_by_name(name), grid))
+            reduction.reduce()
+            for reduction in (whole, Reduction(PROPOSAL, PART, offers, ChunkMeans(codec_by_name(name), grid)))
         )
         assert mean is not None
         assert result is not None
@@ -364,7 +367,7 @@ def test_a_delta_beyond_all_measure_is_left_out_and_named() -> None:
     huge = encode_contribution(torch.zeros(40), torch.full((40,), 10 * MAX_DELTA), 100, CODEC, GRID)
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, huge))
     offer.chunks.update(enumerate(huge.chunks))
-    result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
+    result = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID)).reduce()
     assert result is not None
     assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id]
     named = {omission.peer: omission.reason for omission in result.header.omitted}
@@ -375,7 +378,7 @@ async def test_a_slice_closes_when_the_absent_are_accounted_for_and_says_why(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     offers = new_offers()
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     offer_of(offers, 0)
     offer_of(offers, 1)
     reduction.set_absent(SIGNERS[2].peer_id, "lost")
@@ -388,7 +391,7 @@ async def test_a_slice_closes_when_the_absent_are_accounted_for_and_says_why(
 
 async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock: trio.testing.MockClock) -> None:
     offers = new_offers()
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     offer_of(offers, 0)
     half = contribution(1)
     partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, half))
@@ -405,7 +408,7 @@ async def test_a_slice_that_is_given_time_waits_so_long_from_its_beginning(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     offers = new_offers()
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     for number in (0, 1):
         offer_of(offers, number)
     began_s = trio.current_time()
@@ -426,7 +429,7 @@ async def test_a_slice_that_is_given_time_waits_so_long_from_its_beginning(
 
 async def test_time_that_is_given_to_a_slice_ends_as_well(autojump_clock: trio.testing.MockClock) -> None:
     offers = new_offers()
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     offer_of(offers, 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reduction.wait_ready, 5.0)
@@ -437,8 +440,62 @@ async def test_time_that_is_given_to_a_slice_ends_as_well(autojump_clock: trio.t
     assert reduction.reduce() is not None
 
 
+def _most_of_them(index: int) -> Reduction:
+    """A slice of three members that closes after two, in this round; everybody is waited for in every fourth."""
+    rules = SumRules(close_share=0.6, patient_every=4)
+    return Reduction(replace(PROPOSAL, index=index), PART, new_offers(), ChunkMeans(CODEC, GRID, rules))
+
+
+@pytest.mark.parametrize(("index", "closes_s"), [(5, 4.0 * 1.25), (8, 20.0)])
+async def test_a_slice_closes_a_while_after_enough_members_are_in_but_for_patient_rounds(
+    index: int, closes_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    reduction = _most_of_them(index)
+    offer_of(reduction._offers, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reduction.wait_ready, 20.0)
+        await trio.sleep(4.0)
+        offer_of(reduction._offers, 1)
+        reduction.wake()
+        await trio.sleep(0.5)
+        reduction.give_time(16.0)  # more time for slow ones is none for a slice that has enough
+    assert trio.current_time() == pytest.approx(closes_s)
+    result = reduction.reduce()
+    assert result is not None
+    assert [entry.peer for entry in result.header.included] == [member.peer for member in MEMBERS[:2]]
+    assert [(o.peer, o.reason) for o in result.header.omitted] == [(MEMBERS[2].peer, "late")]
+
+
+async def test_a_member_that_comes_within_that_while_is_counted(autojump_clock: trio.testing.MockClock) -> None:
+    reduction = _most_of_them(5)
+    offer_of(reduction._offers, 0)
+    offer_of(reduction._offers, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reduction.wait_ready, 20.0)
+        await trio.sleep(0.4)
+        offer_of(reduction._offers, 2)
+        reduction.wake()
+    assert trio.current_time() == pytest.approx(0.4)
+    result = reduction.reduce()
+    assert result is not None
+    assert len(result.header.included) == len(MEMBERS)
+
+
+async def test_enough_members_are_enough_no_more_once_one_of_them_is_waited_for_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    reduction = _most_of_them(5)
+    offer_of(reduction._offers, 0)
+    for member in MEMBERS[1:]:
+        reduction.set_absent(member.peer, "lost")
+    reduction.set_present(MEMBERS[1].peer)
+    reduction.set_present(MEMBERS[2].peer)
+    await reduction.wait_ready(3.0)
+    assert trio.current_time() == pytest.approx(3.0)
+
+
 async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:
-    reduction = Reduction(PROPOSAL, PART, new_offers(), CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, new_offers(), ChunkMeans(CODEC, GRID))
     for member in MEMBERS:
         reduction.set_absent(member.peer, "nothing to offer")
     await reduction.wait_ready(5.0)
@@ -454,7 +511,7 @@ def test_a_slice_is_nearly_in_when_each_member_has_few_chunks_left_and_of_anothe
     monkeypatch.setattr("averaging.rounds.exchange.reduction.NEARLY_SHARE", 0.5)
     offers, mine = new_offers(), [contribution(n) for n in range(3)]
     offer_of(offers, 0)
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
 
     def brings(offer: OfferedContribution, number: int, *chunks: int) -> bool:
         reduction.take(offer, [(chunk, memoryview(mine[number].chunks[chunk])) for chunk in chunks])
@@ -476,7 +533,7 @@ def test_a_slice_is_nearly_in_when_each_member_has_few_chunks_left_and_of_anothe
 def test_who_is_absent_has_nothing_left_to_bring_and_a_closed_slice_is_in(is_closed: bool) -> None:
     offers = new_offers()
     offer_of(offers, 0)
-    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
     mine = contribution(1)
     second = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, new_hello(1, mine))
     if is_closed:

@@ -75,7 +75,9 @@ class Storm:
         peer = PeerId(name)
         network = self.swarm.start(peer)
         generations = Generations(MemoryStorage(MemoryDisk()), GRID, InlineOffload())
-        service = TransferService(UNIT, _NoResults(), generations, GRID, lambda _known: (), generations.incoming)
+        service = TransferService(
+            UNIT, _NoResults(), generations, GRID, lambda _known: (), incoming=generations.incoming
+        )
 
         async def serve(asker: PeerId, stream: Stream) -> None:
             await service.serve(asker, await read_request(stream), stream)

@@ -24,6 +24,7 @@ from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.contribution import EncodedContribution, encode_chunks
 from protocol.ids import Root
 from protocol.merkle import MerkleTree
+from protocol.rounds.messages.record import Disagreement
 from tests.at_once import encode_contribution, encode_fed, encode_with_feedback
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -103,6 +104,19 @@ async def test_chunks_that_were_not_counted_keep_all_work_and_only_the_counted_t
         _close(shift_N[:40], new_N[:40] - done.mine.theta_N[:40])
         _close(shift_N[40:], new_N[40:] - old_N[40:])
         assert adoption.credited_tokens == COUNTED_IN_FOUR_OF_SIX
+
+
+async def test_chunks_that_disagree_are_spent_as_if_they_were_counted(autojump_clock: Clock) -> None:
+    async with _committed() as done:
+        record = done.commit.record
+        me = record.slices[0].reducer
+        slices = tuple(replace(part, disagreeing=(Disagreement(me, 1, -100),)) for part in record.slices)
+        adoption = adopt_commit(done.applied, replace(record, slices=slices), me, done.mine, GRID, None)
+        expected = done.adopt(done.mine)
+        assert adoption.shift_N is not None
+        assert expected.shift_N is not None
+        assert torch.equal(adoption.shift_N, expected.shift_N)
+        assert adoption.credited_tokens == TOKENS
 
 
 async def test_work_that_was_not_counted_moves_along_with_the_anchor_and_stays_ready(autojump_clock: Clock) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.ids import Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, tree_of
+from protocol.rounds.messages.record import Disagreement
 from tests.at_once import encode_fed
 from tests.averaging.rounds.round_world import GRID, MadeCommit, RoundWorld, open_world
 from tests.virtual import InlineOffload
@@ -159,6 +160,20 @@ async def test_of_a_contribution_that_was_counted_in_part_only_those_chunks_chan
             await peer.restart()
             assert torch.equal(peer.left[:40], pending.left_N[:40])
             assert torch.equal(peer.left[40:], before.left_N[40:])
+
+
+async def test_of_chunks_that_disagree_only_what_the_codec_left_of_them_stays(autojump_clock: Clock) -> None:
+    """They count as sent: offered again they would disagree again."""
+    async with _peer() as peer:
+        root, pending = peer.offer()
+        link = peer.made(peer.links[-1], root).link
+        assert link.record is not None
+        me = peer.world.parties[0].peer
+        slices = tuple(replace(part, disagreeing=(Disagreement(me, 1, -100),)) for part in link.record.slices)
+        peer.feedback.commit(replace(link, content=replace(link.record, slices=slices)))
+        peer.feedback.changed()
+        await _written()
+        assert torch.equal(peer.left, pending.left_N)
 
 
 async def test_a_pending_residual_that_was_not_written_yet_is_zero_once_its_contribution_is_counted(

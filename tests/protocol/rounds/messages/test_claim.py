@@ -19,6 +19,7 @@ from protocol.rounds.messages.claim import (
 )
 from protocol.rounds.messages.lane_parts import MAX_PARTS, LanePart
 from protocol.rounds.messages.messages import Member
+from protocol.rounds.messages.record import Disagreement
 from protocol.rounds.messages.requests import ContributionHeader
 
 UNIT, OTHER_UNIT = UnitName("fragment-0"), UnitName("fragment-1")
@@ -27,6 +28,7 @@ A, B = PeerId("alice"), PeerId("bob")
 CLAIM = ContributionHeader(UNIT, BASE, Member(A, 3, 2**63), 77, "int8", ROOT, CommitId(b"c" * 32), Root(b"s" * 32))
 OF_LANES = replace(CLAIM, tokens=10, lanes=(LanePart(7, 4, 6), LanePart(1 << 31, 4, 4)))
 SUM = SliceSum(UNIT, BASE, 3, 9, A, ROOT, 1234, (Input(A, ROOT, 10), Input(B, Root(b"t" * 32), 20)))
+IN_PART = replace(SUM, disagreeing=(Disagreement(B, 1, -9),))
 
 
 @pytest.mark.parametrize("claim", [CLAIM, OF_LANES, replace(CLAIM, tokens=1 << 53), replace(CLAIM, unit=UnitName("é"))])
@@ -139,10 +141,15 @@ def test_no_bytes_do_anything_but_raise_the_one_error() -> None:
         replace(SUM, inputs=(SUM.inputs[0], replace(SUM.inputs[1], weight=21))),
         replace(SUM, inputs=(SUM.inputs[0], replace(SUM.inputs[1], root=ROOT))),
         replace(SUM, inputs=(SUM.inputs[0], replace(SUM.inputs[1], peer=PeerId("carol")))),
+        IN_PART,
+        replace(IN_PART, disagreeing=(Disagreement(B, 2, -9),)),
+        replace(IN_PART, disagreeing=(Disagreement(B, 1, -10),)),
+        replace(IN_PART, disagreeing=(Disagreement(A, 1, -9),)),
     ],
 )
 def test_every_field_of_a_sum_counts(changed: SliceSum) -> None:
     assert encode_sum(changed) != encode_sum(SUM)
+    assert changed == IN_PART or encode_sum(changed) != encode_sum(IN_PART)
 
 
 def test_a_sum_does_not_depend_on_the_order_in_which_contributions_came() -> None:

@@ -70,6 +70,10 @@ SEALED = replace(
     omitted=(rec.Omission(B, "too late by 2 s", rec.OmissionCode.LATE),),
     sum_seal=b"s" * 82,
 )
+DISAGREEING = replace(
+    SIGNED, slices=(rec.SliceRecord(0, 9, A, ROOT, (), seal=b"s" * 82, disagreeing=(rec.Disagreement(A, 3, -74),)),)
+)
+IN_PART = replace(SEALED, included=(replace(SEALED.included[0], num_left_out=3, agreement_percent=-74),))
 HEAD = m.UnitHead(UNIT, BASE, 4, 89, 17, True, BASE, ROOT)
 ACKED = m.AckedRecord(BALLOT, b"record")
 MESSAGES = [
@@ -106,6 +110,7 @@ FETCHES = [
     r.FetchCommits(UNIT, (BASE, CommitId(b"c" * 32), CommitId(b"a" * 32))),
     r.FetchState(UNIT, 0, 9, BASE),
     r.FetchHashes(UNIT, BASE),
+    r.FetchMilestones(UNIT),
     r.FetchParts(UNIT, BASE, 4),
 ]
 
