@@ -71,7 +71,7 @@ from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import kept_milestones, load_anchors, open_chains, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
-from peer.session.catch_up import catch_up_by_snapshot
+from peer.session.catch_up import catch_up_all
 from peer.session.damaged_logs import lost_index, set_aside
 from peer.session.isolation import watch_isolation
 from peer.session.lone_parts import hand_over_lone_parts
@@ -369,9 +369,8 @@ async def _catch_up(joined: JoinedSession, chains: Sequence[UnitChain]) -> tuple
     """Fetch the run's newest state if ours is far behind. Returns our votes on the heads, and whether there is any state."""
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
-    donors = await _members_listed(joined)
-    told = (board.downloading, board.lacks_donor)
-    reached = [await catch_up_by_snapshot(joined.network, chain, donors, *told) for chain in chains]
+    told, members = (board.downloading, board.lacks_donor), partial(_members_listed, joined)
+    reached = await catch_up_all(joined.network, chains, members, joined.roster.is_member, *told)
     spine = chains[0]
     for chain, index in zip(chains, reached, strict=True):
         # none of the listed members has commits that are not here

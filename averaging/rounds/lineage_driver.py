@@ -360,7 +360,11 @@ class LineageDriver:
         if not wanted:
             nothing = UnreachableError("a lineage of which no state is attested there", "a later commit that names one")
             raise _StateGoneError(path[0].link.commit, nothing)
-        tools = download_tools(self._tools.network, self._chain.tools)
+
+        async def others() -> tuple[PeerId, ...]:
+            return self._with_everybody(())
+
+        tools = download_tools(self._tools.network, self._chain.tools, others)
         try:
             with trio.move_on_after(SNAPSHOT_WITHIN_S):
                 state = await download_state(tools, self._with_everybody(action.holders), wanted, self._report_progress)

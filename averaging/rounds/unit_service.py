@@ -18,15 +18,15 @@ import trio
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.exchange.exchange_driver import ExchangeDriver
 from averaging.rounds.fetching.gather_results import ExchangeView, Gatherer
+from averaging.rounds.fetching.served_meanwhile import transfer_service
 from averaging.rounds.fetching.state_repair import Healer
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tasks
 from averaging.rounds.lineage.round_reports import RoundReason, VoterConvicted
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
-from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain, sealed_milestones
+from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage_driver import LineageDriver
 from averaging.rounds.named_peers import with_names
 from averaging.rounds.parting import PARTING_S, Parting
-from averaging.rounds.traffic.transfer import TransferService
 from protocol.errors import PotluckError, StorageError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName, short
@@ -126,9 +126,7 @@ class RoundService:
         self._lineages = LineageDriver(
             chain, tools, self._gatherer, self._trainer_updates, self.tell, peer, lambda: self.state
         )
-        log_, generations, grid = chain.tools.log, chain.tools.generations, chain.tools.grid
-        after, milestones = lambda known: chain.line.after(known), lambda: sealed_milestones(chain)
-        self._transfer = TransferService(config.unit, log_, generations, grid, after, milestones)
+        self._transfer = transfer_service(chain)
         self._transfer.asked = lambda: self._tasks.spawn(self._lineages.keep_asked)
         self._name = peer_name(config.me.peer)
         self.carry = driver.carry

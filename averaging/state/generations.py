@@ -38,6 +38,9 @@ log = structlog.get_logger()
 PIN_S: Final = 60.0
 """Lease of a download, which asks for another stripe every few seconds until it is over."""
 
+SHARED_S: Final = 600.0
+"""Everybody who comes this soon after the first newcomer is offered the same generation, so that they can help each other."""
+
 CHUNKS_AT_ONCE: Final = 16
 MAX_HEAD_BYTES: Final = 1024
 _LOADED_AT_ONCE_BYTES: Final = 4 << 20
@@ -87,6 +90,9 @@ class Generations:
         self.num_refused = 0
 
         self._pinned_until_s: dict[CommitId, float] = {}
+        self._shared: tuple[CommitId, float] = (CommitId(b""), 0.0)
+        """The generation that newcomers share, and until when others are led to it."""
+
         self._hashed: tuple[str, tuple[bytes, ...]] = ("", ())
         self._num_written = 0
 
@@ -114,14 +120,22 @@ class Generations:
 
     def pin(self, commit: CommitId, now_s: float) -> None:
         """Keep this generation for PIN_S from `now_s` (monotonic), because a peer downloads it and must not begin again at each
-        commit.
+        commit; and for SHARED_S from the first pin on, unless another is shared already.
 
         At most MAX_PINNED generations are pinned; the oldest pin makes room.
         """
+        if self.shared(now_s) is None:
+            self._shared = commit, now_s + SHARED_S
+        until_s = self._shared[1] if commit == self._shared[0] else now_s
         self._pinned_until_s.pop(commit, None)
-        self._pinned_until_s[commit] = now_s + PIN_S
+        self._pinned_until_s[commit] = max(now_s + PIN_S, until_s)
         while len(self._pinned_until_s) > MAX_PINNED:
             del self._pinned_until_s[next(iter(self._pinned_until_s))]
+
+    def shared(self, now_s: float) -> CommitId | None:
+        """The generation that newcomers are to fetch, so that all fetch the same; None if none began within SHARED_S."""
+        commit, until_s = self._shared
+        return commit if now_s < until_s and commit in self._pinned_until_s else None
 
     async def keep_only(self, commits: Collection[CommitId], now_s: float) -> int:
         """Delete the generations of all other commits that are not pinned; returns their number."""

@@ -52,6 +52,10 @@ class CheckpointStates:
     def pin(self, commit: CommitId, now_s: float, /) -> None:
         """Nothing is to be kept: a download of a checkpoint that is pruned meanwhile goes on with a newer one."""
 
+    def shared(self, now_s: float, /) -> CommitId | None:
+        """None: whoever asks a host is to have the newest."""
+        return None
+
     async def list(self) -> Sequence[GenerationRef]:
         """The unit's states, oldest first. Damaged checkpoints, and old ones without momentum, are left out."""
         found = []

@@ -6,7 +6,7 @@ Rules: R24 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -16,6 +16,8 @@ import trio
 
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_state, download_tools
+from averaging.rounds.fetching.fellows import Others, nobody
+from averaging.rounds.fetching.served_meanwhile import serve_meanwhile
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
@@ -61,18 +63,37 @@ class Lineage:
     milestone: SignedMilestone | None = None
 
 
+async def catch_up_all(
+    network: Network,
+    chains: Sequence[UnitChain],
+    members: Callable[[], Awaitable[Sequence[PeerId]]],
+    is_member: Callable[[PeerId], Awaitable[bool]],
+    on_progress: OnProgress,
+    on_failure: Callable[[str], None],
+) -> list[int]:
+    """`catch_up_by_snapshot` for one unit after another. Meanwhile other newcomers get what is here. `members` lists the members."""
+    serve_meanwhile(network, chains, is_member)
+    donors = await members()
+    return [
+        await catch_up_by_snapshot(network, chain, donors, on_progress, on_failure, others=members) for chain in chains
+    ]
+
+
 async def catch_up_by_snapshot(
     network: Network,
     chain: UnitChain,
     donors: Sequence[PeerId],
     on_progress: OnProgress,
     on_failure: Callable[[str], None] = lambda _: None,
+    *,
+    others: Others = nobody,
 ) -> int:
     """Download a whole state if a replay would move more bytes. The round service replays the commits after it. Returns the newest
     round whose commits were received and verified, 0 without any.
 
     Commits are fetched from up to MAX_DONORS donors, one after another. The state then comes from all of them in parallel, except
-    those that sent invalid commits. If no donor can help, nothing changes. `on_failure` gets a sentence for each that could not.
+    those that sent invalid commits, and from `others` that fetch it as we do. If no donor can help, nothing changes. `on_failure`
+    gets a sentence for each that could not.
     """
     trusted = list(dict.fromkeys(donors))[:MAX_DONORS]
     if not chain.head.index:
@@ -87,7 +108,8 @@ async def catch_up_by_snapshot(
                 async with set_aside(chain) as aside:
                     aside.drop()
                     with trio.fail_after(STATE_WITHIN_S):
-                        state = await download_state(download_tools(network, chain.tools), trusted, roots, on_progress)
+                        tools = download_tools(network, chain.tools, others)
+                        state = await download_state(tools, trusted, roots, on_progress)
                     await chain.start_from(state, lineage.certificates, lineage.milestone, lineage.links)
             if len(lineage.links) > 1:
                 break

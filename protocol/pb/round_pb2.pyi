@@ -604,16 +604,28 @@ class FetchCommits(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., known: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FetchState(_message.Message):
-    __slots__ = ("unit", "first_chunk", "stop_chunk", "commit")
+    __slots__ = ("unit", "first_chunk", "stop_chunk", "commit", "knows_busy")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_BUSY_FIELD_NUMBER: _ClassVar[int]
     unit: str
     first_chunk: int
     stop_chunk: int
     commit: bytes
-    def __init__(self, unit: _Optional[str] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., commit: _Optional[bytes] = ...) -> None: ...
+    knows_busy: bool
+    def __init__(self, unit: _Optional[str] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., commit: _Optional[bytes] = ..., knows_busy: bool = ...) -> None: ...
+
+class FetchParts(_message.Message):
+    __slots__ = ("unit", "commit", "group")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    commit: bytes
+    group: int
+    def __init__(self, unit: _Optional[str] = ..., commit: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
 
 class FetchHashes(_message.Message):
     __slots__ = ("unit", "commit")
@@ -630,18 +642,20 @@ class FetchMilestones(_message.Message):
     def __init__(self, unit: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones")
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones", "fetch_parts")
     FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
     FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
     FETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
     FETCH_MILESTONES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_PARTS_FIELD_NUMBER: _ClassVar[int]
     fetch_result: FetchResult
     fetch_commits: FetchCommits
     fetch_state: FetchState
     fetch_hashes: FetchHashes
     fetch_milestones: FetchMilestones
-    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ...) -> None: ...
+    fetch_parts: FetchParts
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote")

@@ -4,6 +4,9 @@ striping.py decides what each donor is asked for. Any state that a later commit 
 state that most donors offer, or one that is partly here already if less of it is left to fetch. It begins no other state until
 this one is here or no donor has it.
 
+Peers that fetch the same state at the same time give it to each other (fellows.py). Donors are asked in an order that differs from
+newcomer to newcomer, so that no donor serves all of them.
+
 Rules: R24 (protocol/rounds/RULES.md).
 """
 
@@ -11,19 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from typing import Final
 
 import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network, Offload
+from averaging.rounds.fetching.fellows import Fellows, Others, nobody
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.round_context import Changes
 from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic import striping
 from averaging.rounds.traffic.striping import Striping
-from averaging.rounds.traffic.transfer import Donor, ask_generation, fetch_chunks, fetch_hashes
+from averaging.rounds.traffic.transfer import BusyDonor, Donor, Place, ask_generation, fetch_chunks, fetch_hashes
 from averaging.state.partial_download import PartialDownload
 from averaging.state.state import STATE_BYTES_PER_VALUE, StateParts, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
@@ -54,7 +60,7 @@ OnProgress = Callable[[DownloadProgress], None]
 @dataclass(frozen=True)
 class DownloadContext:
     """Dependencies of a download. Without `incoming` it starts over after a crash. `update_bytes`: bytes needed to replay one
-    commit.
+    commit. `others` lists the peers that are there now; some of them may fetch the same state.
     """
 
     network: Network
@@ -63,12 +69,13 @@ class DownloadContext:
     grid: ChunkGrid
     incoming: PartialDownload | None = None
     update_bytes: int = 0
+    others: Others = nobody
 
 
-def download_tools(network: Network, unit: UnitContext) -> DownloadContext:
+def download_tools(network: Network, unit: UnitContext, others: Others = nobody) -> DownloadContext:
     """The context for a unit that is held here."""
     one_bytes = update_bytes(unit.result_codec, unit.grid)
-    return DownloadContext(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes)
+    return DownloadContext(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes, others)
 
 
 async def download_state(
@@ -82,7 +89,7 @@ async def download_state(
     Raises:
         UnreachableError: no donor could send it, or all that could went away. Try again when other donors are there.
     """
-    offers, reasons = await _first_offers(tools, donors, roots)
+    offers, reasons = await _first_offers(tools, asking_order(tools.network.peer_id, donors), roots)
     for offered in await _ranked(tools, offers):
         for donor in offered:
             try:
@@ -124,10 +131,19 @@ async def _ranked(tools: DownloadContext, offers: Mapping[CommitId, Sequence[Don
     return sorted(ranked, key=lambda offered: offered is not first)
 
 
-def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Donor]]) -> tuple[bool, int]:
-    """Sort key: prefers the newest state that at least half as many donors have as the most common one."""
+def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Donor]]) -> tuple[bool, bool, int]:
+    """Sort key: prefers a state that other newcomers fetch now, then the newest, among those that at least half as many donors have
+    as the most common one.
+    """
     most = max(len(donors) for donors in offers.values())
-    return 2 * len(offered) >= most, offered[0].header.index
+    is_common = 2 * len(offered) >= most
+    return is_common and _is_shared(offered), is_common, offered[0].header.index
+
+
+def _is_shared(offered: Sequence[Donor]) -> bool:
+    """Whether most donors that also have something newer name this state before it."""
+    places = [donor.place for donor in offered]
+    return places.count(Place.FIRST_THOUGH_OLDER) > places.count(Place.AFTER_NEWER)
 
 
 async def _first_offers(
@@ -189,46 +205,76 @@ class _Download:
         self._header = donors[0].header
         self._hashes = hashes
         self._report = on_progress
-        grid = tools.grid
+        grid, me = tools.grid, tools.network.peer_id
         chunk_bytes = STATE_BYTES_PER_VALUE * max(1, grid.bounds(0)[1])
         each, at_once = max(1, STRIPE_BYTES // chunk_bytes), REQUESTS_EACH * len(donors)
-        self._stripes = striping.lay_out(grid.num_chunks, each, at_once)
-        self.plan = Striping(len(self._stripes))
+        self._layout = striping.lay_out(
+            grid.num_chunks, each, at_once, lambda first: sha256(f"{me} {first}".encode()).digest()
+        )
+        self.plan = Striping(len(self._layout.stripes))
         self._parts = StateParts(self._header, grid)
         self._requests: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._changes = Changes()
+        self._num_asking = 0
 
     async def run(self) -> UnitState | None:
         """The state; None if no donor is left that could send the missing chunks."""
         await self._restore()
         self._report_progress()
+        tools, known = self._tools, [donor.peer for donor in self._donors]
+        fellows = Fellows(tools.network, tools.unit, tools.grid.num_chunks, self._header.head)
         async with trio.open_nursery() as nursery:
-            for donor in self._donors:
-                for _ in range(REQUESTS_EACH):
-                    nursery.start_soon(self._ask, donor.peer)
+            begin = partial(self._begin, nursery)
+            nursery.start_soon(fellows.follow, self._layout, tools.others, known, self._learn, begin)
+            for peer in known:
+                begin(peer)
+            while self._num_asking:
+                await self._changes.wait()
+            nursery.cancel_scope.cancel()
         if not self.plan.is_done:
             return None
         return await self._tools.offload.run(self._parts.whole, cost_s=0.001)
+
+    def _begin(self, nursery: trio.Nursery, donor: PeerId) -> None:
+        for _ in range(REQUESTS_EACH):
+            self._num_asking += 1
+            nursery.start_soon(self._ask, donor)
+
+    def _learn(self, fellow: PeerId, held: int) -> None:
+        """A fellow has these stripes."""
+        if held != self.plan.holds.get(fellow):
+            self.plan = striping.learned(self.plan, fellow, held)
+            self._changes.notify()
 
     async def _restore(self) -> None:
         incoming = self._tools.incoming
         if incoming is None:
             return
         num_restored = await incoming.restore(self._header.head, self._hashes, self._parts.put)
-        for stripe in range(self.plan.num_stripes):
-            if all(chunk in self._parts for chunk in self._stripes[stripe]):
+        for stripe, chunks in enumerate(self._layout.stripes):
+            if all(chunk in self._parts for chunk in chunks):
                 self.plan = striping.found(self.plan, stripe)
         if self.plan.done:
             log.info("download_resumed", chunks=num_restored, of=self._tools.grid.num_chunks)
 
     def _report_progress(self) -> None:
-        left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]
+        everybody = dict.fromkeys((*(donor.peer for donor in self._donors), *self.plan.holds))
+        left = [peer for peer in everybody if peer not in self.plan.dropped]
         everything = STATE_BYTES_PER_VALUE * self._tools.grid.num_elements
         self._report(DownloadProgress(self._header.index, self._parts.num_bytes, everything, len(left)))
 
     async def _ask(self, donor: PeerId) -> None:
+        try:
+            await self._ask_on(donor)
+        finally:
+            self._num_asking -= 1
+            self._changes.notify()
+
+    async def _ask_on(self, donor: PeerId) -> None:
         """Fetch one stripe after another, as long as this donor is useful."""
         while not self.plan.is_done and donor not in self.plan.dropped:
+            if donor in self.plan.holds and self._are_donors_gone():
+                return  # newcomers alone may never have all of it
             stripe = striping.next_stripe(self.plan, donor, trio.current_time())
             if stripe is None:
                 with trio.move_on_after(LOOK_AGAIN_S):
@@ -241,11 +287,17 @@ class _Download:
             self._requests.pop((donor, stripe), None)
             self._changes.notify()
 
+    def _are_donors_gone(self) -> bool:
+        return all(donor.peer in self.plan.dropped for donor in self._donors)
+
     async def _fetch(self, donor: PeerId, stripe: int) -> None:
-        tools, chunks = self._tools, self._stripes[stripe]
-        request = FetchState(tools.unit, chunks.start, chunks.stop, self._header.head)
+        tools, chunks = self._tools, self._layout.stripes[stripe]
+        request = FetchState(tools.unit, chunks.start, chunks.stop, self._header.head, knows_busy=True)
         try:
             data = await fetch_chunks(tools.network, donor, request, self._hashes)
+        except BusyDonor:
+            self.plan = striping.refused(self.plan, donor, stripe, trio.current_time())
+            return
         except PotluckError as error:
             is_lie = isinstance(error, RemoteProtocolError)
             tell = log.warning if is_lie else log.info

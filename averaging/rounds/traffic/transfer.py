@@ -11,23 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, Protocol
 
+import numpy as np
 import structlog
 import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams.interfaces import MAX_FRAME_BYTES, Network, Stream
 from averaging.rounds.traffic.contribution import check_result, split_chunks, split_hashes
+from averaging.rounds.traffic.serving_turns import Turns
 from averaging.state.generations import CHUNKS_AT_ONCE, GenerationRef
 from averaging.state.state import StateHeader, header_from_bytes, leaf_of_chunk, root_of
 from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
+from protocol.identity.names import peer_name
 from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.lineage.milestones import MAX_HELD, MAX_MILESTONE_BYTES
 from protocol.rounds.messages.requests import (
+    BUSY,
     FetchCommits,
     FetchHashes,
     FetchMilestones,
+    FetchParts,
     FetchRequest,
     FetchResult,
     FetchState,
@@ -192,6 +198,14 @@ async def fetch_milestones(network: Network, peer: PeerId, unit: UnitName) -> li
     return await ask_all(network, peer, FetchMilestones(unit), most_bytes, within_s=ANSWER_WITHIN_S)
 
 
+class Place(Enum):
+    """The place at which a donor names one of its generations. One that newcomers fetch now is named first."""
+
+    NEWEST = auto()
+    FIRST_THOUGH_OLDER = auto()
+    AFTER_NEWER = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Donor:
     """A peer and the generation that it offers."""
@@ -199,12 +213,24 @@ class Donor:
     peer: PeerId
     header: StateHeader
     root: Root
+    place: Place = Place.NEWEST
 
 
 async def ask_generation(network: Network, peer: PeerId, unit: UnitName) -> Sequence[Donor]:
-    """The generations that a peer offers, newest first."""
+    """The generations that a peer offers: the one that newcomers fetch now, then the newest first."""
     frames = await ask_all(network, peer, FetchState(unit, 0, 0, b""), PIECE_BYTES)
-    return tuple(Donor(peer, header_from_bytes(frame[32:]), Root(frame[:32])) for frame in frames)
+    headers = [header_from_bytes(frame[32:]) for frame in frames]
+    newest = max((header.index for header in headers), default=0)
+    return tuple(
+        Donor(peer, header, Root(frame[:32]), _place(number, header.index, newest))
+        for number, (frame, header) in enumerate(zip(frames, headers, strict=True))
+    )
+
+
+def _place(number: int, index: int, newest: int) -> Place:
+    if index == newest:
+        return Place.NEWEST
+    return Place.AFTER_NEWER if number else Place.FIRST_THOUGH_OLDER
 
 
 async def fetch_hashes(network: Network, donor: Donor, unit: UnitName, num_chunks: int) -> tuple[bytes, ...]:
@@ -224,6 +250,23 @@ async def fetch_hashes(network: Network, donor: Donor, unit: UnitName, num_chunk
     return hashes
 
 
+async def fetch_parts(network: Network, peer: PeerId, request: FetchParts, num_chunks: int) -> bytes:
+    """Which chunks of a state a peer has: for each group 1 if all of it is there, else 0; empty if there is none.
+
+    Raises:
+        TransportError: the peer is gone or silent, or its release does not know the question. RemoteProtocolError: it sent more bits
+            than there are groups.
+    """
+    num_groups = -(-num_chunks // request.group)
+    frames = await ask_all(network, peer, request, -(-num_groups // 8), within_s=HASHES_WITHIN_S)
+    bits = np.unpackbits(np.frombuffer(b"".join(frames), dtype=np.uint8), bitorder="little")
+    return bits[:num_groups].tobytes()
+
+
+class BusyDonor(TransportError):
+    """The donor has no time for one more now; it is not to be dropped for that."""
+
+
 async def fetch_chunks(
     network: Network,
     donor: PeerId,
@@ -234,12 +277,14 @@ async def fetch_chunks(
     """Chunks of a state, each checked on arrival against its hash; `on_chunk` is called with the length of each.
 
     Raises:
-        TransportError: the donor is gone, silent or too slow, or has dropped that state. RemoteProtocolError: it sent other
-            bytes.
+        TransportError: the donor is gone, silent or too slow, or has dropped that state. BusyDonor: it has no time now.
+            RemoteProtocolError: it sent other bytes.
     """
     chunks: list[bytes] = []
 
     def take(chunk: bytes) -> None:
+        if chunk == BUSY and not chunks:
+            raise BusyDonor(f"{short(donor)} serves as many others as it can", "a donor with time", "ask again later")
         number = request.first_chunk + len(chunks)
         if number >= request.stop_chunk or leaf_of_chunk(chunk) != hashes[number]:
             raise RemoteProtocolError(f"{short(donor)} sent other bytes as chunk {number}", "the bytes of the state")
@@ -259,6 +304,10 @@ class StateSource(Protocol):
         """Keep a state for a while, because a peer downloads it."""
         ...
 
+    def shared(self, now_s: float, /) -> CommitId | None:
+        """The state that newcomers fetch now; None if there is none."""
+        ...
+
     async def list(self) -> Sequence[GenerationRef]:
         """All of them, oldest first."""
         ...
@@ -273,6 +322,18 @@ class StateSource(Protocol):
 
     async def hashes(self, ref: GenerationRef, /) -> Sequence[bytes] | None:
         """The leaf hashes of all chunks; None if the state is gone."""
+        ...
+
+
+class PartSource(Protocol):
+    """A state that is being downloaded here, as `PartialDownload` has it."""
+
+    def groups(self, commit: CommitId, group: int, /) -> bytes:
+        """Of each `group` chunks of the state at a commit, 1 if all are here, else 0; empty if none of it is here."""
+        ...
+
+    async def read_chunks(self, commit: CommitId, first_chunk: int, stop_chunk: int, /) -> Sequence[bytes] | None:
+        """The bytes of some chunks, in order; None if not all of them are here."""
         ...
 
 
@@ -295,8 +356,11 @@ class TransferService:
         grid: ChunkGrid,
         certificates_after: Callable[[Sequence[CommitId]], Iterable[bytes]],
         milestones: Callable[[], Iterable[bytes]] = tuple,
+        incoming: PartSource | None = None,
     ) -> None:
         self._unit = unit
+        self._incoming = incoming
+        self._turns = Turns()
         self._log = log_
         self._generations = generations
         self._grid = grid
@@ -321,9 +385,11 @@ class TransferService:
                         return
                     await stream.send_frame(certificate)
             case FetchState():
-                await self._send_state(request, stream)
+                await self._send_state(peer, request, stream)
             case FetchHashes():
                 await self._send_hashes(request, stream)
+            case FetchParts():
+                await self._send_parts(request, stream)
             case FetchMilestones():
                 for sealed in self._milestones():
                     await stream.send_frame(sealed)
@@ -333,29 +399,54 @@ class TransferService:
         for begin in range(0, len(data or b""), PIECE_BYTES):
             await stream.send_frame((data or b"")[begin : begin + PIECE_BYTES])
 
-    async def _send_state(self, request: FetchState, stream: Stream) -> None:
-        if request.stop_chunk == 0:
-            self.asked()
-        for ref in reversed(await self._generations.list()):
-            if request.stop_chunk == 0:
-                head = await self._generations.head_of(ref)
-                if head is not None:
-                    await stream.send_frame(head[1] + head[0].to_bytes())
-            elif ref.commit == request.commit:
-                await self._send_chunks(ref, request, stream)
-                return
+    async def _send_state(self, peer: PeerId, request: FetchState, stream: Stream) -> None:
+        if request.stop_chunk > 0:
+            await self._send_chunks(peer, request, stream)
+            return
+        self.asked()
+        refs, shared = await self._generations.list(), self._generations.shared(trio.current_time())
+        for ref in sorted(refs, key=lambda ref: (ref.commit == shared, ref.index), reverse=True):
+            head = await self._generations.head_of(ref)
+            if head is not None:
+                await stream.send_frame(head[1] + head[0].to_bytes())
 
-    async def _send_chunks(self, ref: GenerationRef, request: FetchState, stream: Stream) -> None:
-        self._generations.pin(ref.commit, trio.current_time())
-        stop_chunk = min(request.stop_chunk, self._grid.num_chunks)
-        for first_chunk in range(request.first_chunk, stop_chunk, CHUNKS_AT_ONCE):
-            chunks = await self._generations.read_chunks(
-                ref, first_chunk, min(first_chunk + CHUNKS_AT_ONCE, stop_chunk)
-            )
-            if chunks is None:
-                raise TransportError("the generation was replaced meanwhile", "a newer one")
-            for chunk in chunks:
-                await stream.send_frame(chunk)
+    async def _send_chunks(self, peer: PeerId, request: FetchState, stream: Stream) -> None:
+        if request.knows_busy and self._turns.has_none_for(peer):
+            await stream.send_frame(BUSY)
+            return
+        async with self._turns.turn(peer):
+            ref = next((ref for ref in await self._generations.list() if ref.commit == request.commit), None)
+            if ref is not None:
+                self._generations.pin(ref.commit, trio.current_time())
+            stop_chunk = min(request.stop_chunk, self._grid.num_chunks)
+            for first_chunk in range(request.first_chunk, stop_chunk, CHUNKS_AT_ONCE):
+                chunks = await self._read(ref, request, first_chunk, min(first_chunk + CHUNKS_AT_ONCE, stop_chunk))
+                if chunks is None and ref is not None:
+                    raise TransportError("the generation was replaced meanwhile", "a newer one")
+                if chunks is None:  # an empty end: the asker tries another donor
+                    state = f"chunk {first_chunk} of the state at {short(CommitId(request.commit))}"
+                    log.info("state_not_here", asker=peer_name(peer), reason=f"{state} was asked for, and is not here")
+                    return
+                for chunk in chunks:
+                    await stream.send_frame(chunk)
+
+    async def _read(
+        self, ref: GenerationRef | None, request: FetchState, first_chunk: int, stop_chunk: int
+    ) -> Sequence[bytes] | None:
+        if ref is not None:
+            return await self._generations.read_chunks(ref, first_chunk, stop_chunk)
+        if self._incoming is None:
+            return None
+        return await self._incoming.read_chunks(CommitId(request.commit), first_chunk, stop_chunk)
+
+    async def _send_parts(self, request: FetchParts, stream: Stream) -> None:
+        """Say which chunks are here: all of a generation, or what has come of a download."""
+        here = b"" if self._incoming is None else self._incoming.groups(request.commit, request.group)
+        if any(ref.commit == request.commit for ref in await self._generations.list()):
+            here = b"\1" * -(-self._grid.num_chunks // request.group)
+        bits = np.packbits(np.frombuffer(here, dtype=np.uint8), bitorder="little").tobytes()
+        for begin in range(0, len(bits), PIECE_BYTES):
+            await stream.send_frame(bits[begin : begin + PIECE_BYTES])
 
     async def _send_hashes(self, request: FetchHashes, stream: Stream) -> None:
         for ref in await self._generations.list():

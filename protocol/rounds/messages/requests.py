@@ -10,7 +10,7 @@ from typing import Final
 
 from protocol.ids import CommitId, Root, UnitName
 from protocol.received import require
-from protocol.rounds.messages.bounds import require_credential, require_hash, require_tokens
+from protocol.rounds.messages.bounds import MAX_CHUNKS, require_credential, require_hash, require_tokens
 from protocol.rounds.messages.lane_parts import LanePart, require_parts
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.messages.record import Ballot
@@ -25,6 +25,9 @@ LATER: Final = b"later"
 """In place of a header that follows. A reducer of an older release refuses it and goes on waiting for the member. With an empty
 header it would take the member for one that offers nothing, and close its slice without it.
 """
+
+BUSY: Final = b"B"
+"""In place of chunks: the donor serves as many others as it can. No chunk is as short."""
 
 MAX_KNOWN: Final = 64
 """Ten single steps and then doubling ones reach back 2^54 commits."""
@@ -161,12 +164,16 @@ class FetchCommits:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Asks for chunks of a generation: [first_chunk, stop_chunk), or only for its header when the range is empty."""
+    """Asks for chunks of a generation: [first_chunk, stop_chunk), or only for its header when the range is empty.
+
+    `knows_busy`: whether the asker takes BUSY for an answer, and asks again later.
+    """
 
     unit: UnitName
     first_chunk: int
     stop_chunk: int
     commit: bytes
+    knows_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +185,28 @@ class FetchHashes:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchParts:
+    """Asks which chunks of the state at a commit are here. The donor may be a newcomer that fetches that state itself.
+
+    The answer has a bit for each `group` chunks, the lowest bit of a byte first: whether all of them are here. It is empty where
+    none is.
+    """
+
+    unit: UnitName
+    commit: CommitId
+    group: int
+
+    def __post_init__(self) -> None:
+        require_hash("commit", self.commit)
+        require(0 < self.group <= MAX_CHUNKS, f"groups of {self.group} chunks", f"1 to {MAX_CHUNKS}")
+
+
+@dataclass(frozen=True, slots=True)
 class FetchMilestones:
     """Asks for the milestones of a unit that the donor has, in the host's envelopes, one a frame."""
 
     unit: UnitName
 
 
-FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones | FetchParts
 """The requests of the stream channel "fetch", one per stream."""

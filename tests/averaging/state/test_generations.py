@@ -12,7 +12,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from averaging.network.seams.offload import ThreadOffload
-from averaging.state.generations import PIN_S, Generations
+from averaging.state.generations import PIN_S, SHARED_S, Generations
 from averaging.state.state import UnitState, root_of, state_chunks, state_root
 from averaging.storage.file_storage import FileStorage
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
@@ -270,10 +270,29 @@ async def test_hashes_of_a_state_that_is_written_anew_are_those_of_the_new_one(a
 async def test_a_pinned_generation_is_kept_until_its_lease_ends(autojump_clock: Clock) -> None:
     generations = await _written(MemoryDisk(), 1, 2, 3)
     generations.pin(_state(1).head, 10.0)
+    generations.pin(_state(2).head, 10.0)
     await generations.keep_only({_state(3).head}, 10.0 + PIN_S - 1.0)
-    assert [ref.index for ref in await generations.list()] == [1, 3]
+    assert [ref.index for ref in await generations.list()] == [1, 2, 3]
     await generations.keep_only({_state(3).head}, 10.0 + PIN_S)
+    assert [ref.index for ref in await generations.list()] == [1, 3], "the first one is shared"
+    generations.pin(_state(1).head, 10.0 + SHARED_S - 1.0)
+    await generations.keep_only({_state(3).head}, 10.0 + SHARED_S)
+    assert [ref.index for ref in await generations.list()] == [1, 3], "somebody still downloads it"
+    await generations.keep_only({_state(3).head}, 10.0 + SHARED_S + PIN_S)
     assert [ref.index for ref in await generations.list()] == [3]
+
+
+async def test_newcomers_are_led_to_the_first_generation_that_one_of_them_takes_for_ten_minutes(
+    autojump_clock: Clock,
+) -> None:
+    generations = await _written(MemoryDisk(), 1, 2, 3)
+    assert generations.shared(10.0) is None
+    generations.pin(_state(1).head, 10.0)
+    generations.pin(_state(2).head, 20.0)
+    assert generations.shared(10.0 + SHARED_S - 1.0) == _state(1).head
+    assert generations.shared(10.0 + SHARED_S) is None
+    generations.pin(_state(2).head, 10.0 + SHARED_S)
+    assert generations.shared(10.0 + SHARED_S) == _state(2).head
 
 
 async def test_no_more_generations_are_pinned_than_the_disk_is_meant_for(autojump_clock: Clock) -> None:

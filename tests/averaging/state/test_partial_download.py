@@ -77,3 +77,31 @@ async def test_how_much_is_here_of_which_state_is_known_before_its_hashes_are(au
     await _incoming(disk).keep(COMMIT, 0, CHUNKS[:1])
     await _incoming(disk).keep(OTHER, 0, CHUNKS[:1])
     assert await _incoming(disk).held_bytes() == {COMMIT: sum(map(len, CHUNKS)), OTHER: len(CHUNKS[0])}
+
+
+async def test_what_has_come_of_a_download_is_told_by_groups_and_read_for_others(autojump_clock: Clock) -> None:
+    incoming = _incoming(MemoryDisk())
+    assert incoming.groups(COMMIT, 1) == b""
+    await _restored(incoming)
+    await incoming.keep(COMMIT, 1, CHUNKS[1:])
+    assert incoming.groups(COMMIT, 1) == bytes([0, 1, 1])
+    assert incoming.groups(COMMIT, 2) == bytes([0, 1]), "the last group is shorter"
+    assert incoming.groups(OTHER, 1) == b""
+    assert await incoming.read_chunks(COMMIT, 1, 3) == CHUNKS[1:]
+    assert await incoming.read_chunks(COMMIT, 2, 3) == CHUNKS[2:]
+    assert await incoming.read_chunks(COMMIT, 0, 2) is None
+    assert await incoming.read_chunks(OTHER, 1, 2) is None
+    await incoming.keep(COMMIT, 0, CHUNKS[:1])
+    assert await incoming.read_chunks(COMMIT, 0, 3) == CHUNKS, "out of several files"
+
+
+async def test_chunks_that_were_here_before_a_restart_are_given_once_they_are_checked(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS[:1])
+    incoming = _incoming(disk)
+    assert incoming.groups(COMMIT, 1) == b""
+    assert await incoming.read_chunks(COMMIT, 0, 1) is None
+    await _restored(incoming)
+    assert incoming.groups(COMMIT, 1) == bytes([1, 0, 0])
+    await incoming.clear()
+    assert await incoming.read_chunks(COMMIT, 0, 1) is None

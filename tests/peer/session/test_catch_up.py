@@ -20,7 +20,7 @@ from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
-from averaging.state.generations import Generations
+from averaging.state.generations import SHARED_S, Generations
 from averaging.state.log_entries import LoggedContribution
 from averaging.state.state import is_absent, state_root
 from averaging.state.unit_log import UnitLog
@@ -451,6 +451,7 @@ async def test_who_lost_its_state_after_a_milestone_takes_any_that_is_attested(
             late.spoil(name)
         await late.restart()
         assert late.chain.lacks_state
+        await trio.sleep(SHARED_S)
         made += await world.grow([donor], 2)
         late.milestones.take([world.milestone_at(made[5])], "the host")
         assert await _catches_up(world, late) == 14

@@ -18,6 +18,7 @@ from averaging.rounds.traffic.transfer import (
     HASHES_WITHIN_S,
     LEAST_BYTES_PER_S,
     PIECE_BYTES,
+    BusyDonor,
     TransferService,
     ask,
     ask_all,
@@ -25,6 +26,7 @@ from averaging.rounds.traffic.transfer import (
     fetch_chunks,
     fetch_commits,
     fetch_hashes,
+    fetch_parts,
     fetch_result,
     read_request,
 )
@@ -37,7 +39,7 @@ from protocol.errors import (
     TransportError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.messages.requests import FetchCommits, FetchRequest, FetchResult, FetchState
+from protocol.rounds.messages.requests import FetchCommits, FetchParts, FetchRequest, FetchResult, FetchState
 from protocol.rounds.messages.wire import encode_certificate
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.rounds.round_world import (
@@ -369,3 +371,30 @@ async def test_an_answer_in_tiny_frames_is_cut_off_long_before_its_bytes_are_use
         with pytest.raises(RemoteProtocolError, match="frames"):
             await ask_all(me.network, donor, _request(commit), 64_000)
         assert me.network.traffic().bulk_bytes_down < 10_000
+
+
+# --- parts of a state that is on its way --------------------------------------------------------------------------------------
+
+
+async def test_a_donor_tells_which_chunks_of_a_state_it_has_and_an_unknown_state_has_none(
+    autojump_clock: Clock,
+) -> None:
+    async with _donors(1) as (world, made, me):
+        donor, commit = world.parties[0].peer, made[0].link.commit
+        num_chunks = world.grid.num_chunks
+        assert await fetch_parts(me.network, donor, FetchParts(UNIT, commit, 1), num_chunks) == b"\1" * num_chunks
+        assert await fetch_parts(me.network, donor, FetchParts(UNIT, commit, num_chunks), num_chunks) == b"\1"
+        assert await fetch_parts(me.network, donor, FetchParts(UNIT, CommitId(b"?" * 32), 1), num_chunks) == b""
+
+
+async def test_a_donor_that_serves_many_says_so_to_askers_that_understand_it_and_lets_the_others_wait(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("averaging.rounds.traffic.serving_turns.MOST_WAITING", 0)
+    async with _donors(1) as (world, _, me):
+        donor, (offer, *_) = world.parties[0].peer, await ask_generation(me.network, world.parties[0].peer, UNIT)
+        hashes = await fetch_hashes(me.network, offer, UNIT, world.grid.num_chunks)
+        request = FetchState(UNIT, 0, 1, offer.header.head)
+        with pytest.raises(BusyDonor):
+            await fetch_chunks(me.network, donor, replace(request, knows_busy=True), hashes)
+        assert len(await fetch_chunks(me.network, donor, request, hashes)) == 1

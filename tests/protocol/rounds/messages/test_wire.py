@@ -111,6 +111,7 @@ FETCHES = [
     r.FetchState(UNIT, 0, 9, BASE),
     r.FetchHashes(UNIT, BASE),
     r.FetchMilestones(UNIT),
+    r.FetchParts(UNIT, BASE, 4),
 ]
 
 
