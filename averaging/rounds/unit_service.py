@@ -73,7 +73,7 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.queries import is_suspected, own_heartbeat
+from protocol.rounds.queries import is_silent, own_heartbeat
 from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
 
 log = structlog.get_logger()
@@ -484,7 +484,7 @@ class RoundService:
             await self.tell(BytesHeld(settle))
 
     def _is_silent(self, peer: PeerId) -> bool:
-        return is_suspected(self.state, peer, self._tools.clock.monotonic_s())
+        return is_silent(self.state, peer, self._tools.clock.monotonic_s())
 
     def _live_peers(self) -> tuple[PeerId, ...]:
         return tuple(peer for peer, view in sorted(self.state.peers.items()) if not (view.lost or view.left))

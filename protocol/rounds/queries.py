@@ -153,6 +153,15 @@ def thin_line_s(state: RoundState, view: PeerView) -> float:
     return min(MOST_THIN_S, max(0.0, THIN_SHARE * upload_s - state.config.suspect_after_s))
 
 
+def is_silent(state: RoundState, peer: PeerId, now_s: float) -> bool:
+    """Whether others are asked for bytes before this peer. Outside of an exchange most peers are heard rarely. With less patience all
+    that take no part in a round would ask the one that told them of its commit.
+    """
+    if state.open.proposal is None:
+        return not is_alive(state, peer, now_s, idle_patience_s(state))
+    return is_suspected(state, peer, now_s)
+
+
 def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
     """Whether a member of the running exchange refused a connection, left, or was silent for `suspect_after_s`. Two other members
     that we hear, or as many as there are, must not hear it either (R12). Add `strain_s` where nearly all are late, and

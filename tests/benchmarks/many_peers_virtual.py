@@ -28,7 +28,7 @@ from tests.simulation.swarm import World
 
 BENCH: Final = "many_peers"
 SEED: Final = 5
-NUM_ELEMENTS: Final = 1 << 18
+NUM_ELEMENTS: Final = 1 << 19
 NUM_CHUNKS: Final = 64
 """A slice for each member of a full round, as in a real run."""
 

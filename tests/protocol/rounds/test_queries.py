@@ -6,13 +6,14 @@ from types import MappingProxyType
 from protocol.rounds.events import PeerLost, Progressed, RoundTicked
 from protocol.rounds.failure_probes import FULL_MESH
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.messages.messages import Settle, UnitHead
+from protocol.rounds.messages.messages import ResultReady, Settle, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
     caught_up,
     idle_patience_s,
     is_due,
+    is_silent,
     is_suspected,
     lenders,
     may_be_lone,
@@ -352,3 +353,26 @@ def test_patience_is_short_only_when_all_who_are_missing_refuse_connections() ->
     assert not may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)
     seat.feed(PeerLost(third.peer))
     assert may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)
+
+
+def test_a_peer_that_takes_no_part_calls_nobody_silent_whom_it_heard_within_the_patience_of_a_quiet_time() -> None:
+    table = Table(20, max_members=8)
+    acquaint(table)
+    seat, other, gone, *_ = table.live()
+    seat.feed(PeerLost(gone.peer))
+    now_s = table.now_s + 10 * SUSPECT_AFTER_S
+    assert seat.state.open.proposal is None
+    assert not is_silent(seat.state, other.peer, now_s)
+    assert is_silent(seat.state, gone.peer, now_s)
+    assert is_silent(seat.state, other.peer, table.now_s + idle_patience_s(seat.state) + 1.0)
+
+
+def test_in_an_exchange_silence_is_what_makes_a_member_suspected() -> None:
+    table = Table(3)
+    acquaint(table)
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: all(seat.state.open.proposal is not None for seat in table.live()), 10.0)
+    seat, other, _ = table.live()
+    now_s = table.now_s + 10 * SUSPECT_AFTER_S
+    assert is_suspected(seat.state, other.peer, now_s)
+    assert is_silent(seat.state, other.peer, now_s)
