@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.estimates.adapter_estimates import adapter_estimates
-from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimates, turn_estimates
+from protocol.estimates.dry_run import Estimate, disk_estimates, round_estimates, traffic_estimates, turn_estimates
 from protocol.estimates.estimates import (
     archive_bytes,
     checkpoint_fetch_bytes,
@@ -43,6 +43,7 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
     return (
         Estimate("adapter" if run.adapter else "model", f"{whole(size.num_parameters)} parameters"),
         *turn_estimates(run),
+        *round_estimates(run),
         *adapter_estimates(run)[:1],
         Estimate("memory", f"about {in_bytes(size.host_bytes)}"),
         Estimate(

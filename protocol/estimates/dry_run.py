@@ -111,6 +111,18 @@ def turn_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     return (Estimate("peers", told),)
 
 
+def round_estimates(run: RunConfig) -> tuple[Estimate, ...]:
+    """For whom a round waits, and who outweighs whom, where that is not as in most runs."""
+    rules, found = run.round, list[Estimate]()
+    if rules.close_share < 1.0:
+        share = f"a round waits for {rules.close_share:.0%} of its members and a quarter longer"
+        found.append(Estimate("slow peers", f"{share}, and for all in one of {whole(rules.patient_every)}"))
+    if not rules.weight_cap:
+        told = "a member weighs as much as it says that it trained: one that lies outweighs all others"
+        found.append(Estimate("trust", f"weight_cap = 0: {told}; for runs among friends"))
+    return tuple(found)
+
+
 def disk_estimates(run: RunConfig, data: str) -> tuple[Estimate, ...]:
     """The disk of one peer, with its `data`, and the bytes that it writes there in a round and in a day."""
     size, interval_s = run_size(run), run.round.longest_interval_s

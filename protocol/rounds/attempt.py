@@ -20,6 +20,7 @@ from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
+from protocol.rounds.lineage.rule_numbers import cap_factor_of
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
     Ack,
@@ -98,7 +99,7 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
         members=tuple(m for _, m in sorted(members.items())),
         slices=_slices(state, here, now_s),
         codec=config.codec,
-        weight_cap_tokens=min(MAX_TOKENS, weight_cap(expected_tokens(state, members), state.link.target_tokens)),
+        weight_cap_tokens=min(MAX_TOKENS, _cap(state, members)),
         reduce_within_s=proposed_within_s(state, others),
         lone=bool(led.lone_voters),
         spine=NO_SPINE if state.spine is None else state.spine.head,
@@ -110,6 +111,12 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
     alone = "alone, " if led.lone_voters else ""
     reason = f"opening round {proposal.index}, attempt {led.ballot.attempt}, {alone}with {len(members)} members"
     return RoundStep(state, (Send(tuple(sorted(proposal.participants)), proposal, reason),), reason)
+
+
+def _cap(state: RoundState, members: Mapping[PeerId, Member]) -> int:
+    """The weight cap by the tokens that these members are expected to have."""
+    tokens, link = expected_tokens(state, members), state.link
+    return weight_cap(tokens, link.target_tokens, cap_factor_of(link.rules))
 
 
 def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) -> float:

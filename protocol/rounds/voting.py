@@ -22,6 +22,7 @@ from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrder
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.rule_numbers import version_of
 from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
@@ -194,7 +195,7 @@ def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal 
     if state.config.me.peer in counted:
         return False
     # where peers take turns most voters have none in this round, and vote on all the same
-    is_turn = record.rules >= TURNS and 2 * len(counted) > state.config.max_members
+    is_turn = version_of(record.rules) >= TURNS and 2 * len(counted) > state.config.max_members
     kept = record.roster if is_turn else ()
     if proposal is None:
         has_work = state.can_contribute and state.tokens_ready > 0

@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from protocol.kinds.codec_table import CONTRIBUTION_CODECS, RESULT_CODECS, SPARSE_CODECS, leaves_out
 from protocol.kinds.robust_table import OFF, ROBUST_RULES
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, MOST_CAP_FACTOR, NO_CAP
 from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.run.section import Count, Fraction, OneOf, Section
 from protocol.run.streaming_rules import what_is_wrong_with_mixing
@@ -79,10 +80,28 @@ class RoundSection(Section):
     "clip-agree" also leaves out what disagrees with most.
     """
 
+    weight_cap: Annotated[int, Field(ge=0, le=MOST_CAP_FACTOR)] = CAP_FACTOR
+    """A member's work weighs at most so many times the median of all. 0 for no limit: only among friends, since members say
+    themselves how much they did.
+    """
+
+    close_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the members after which a round waits for the others only a quarter longer. 0.9 keeps rounds of ten and more short
+    where some lines are slow. 1 waits for all.
+    """
+
+    patient_every: Annotated[int, Field(ge=1, le=1000)] = 8
+    """With `close_share`, one of so many rounds waits for all members, so slow ones are counted there."""
+
+    @property
+    def cap_factor(self) -> int:
+        """`weight_cap` as the rules number of records has it."""
+        return self.weight_cap or NO_CAP
+
     @property
     def sums(self) -> SumRules:
         """How reducers sum the slices of the run."""
-        return SumRules(robust=self.robust)
+        return SumRules(robust=self.robust, close_share=self.close_share, patient_every=self.patient_every)
 
     @property
     def feedback(self) -> float:
@@ -102,6 +121,12 @@ class RoundSection(Section):
             raise ValueError(f'first_local_steps {first} belongs to a ramp_share, or to local_steps = "auto"')
         if "target_utilisation" in self.model_fields_set and not self.local_steps:
             raise ValueError(f'target_utilisation {self.target_utilisation} belongs to local_steps = "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_close_share(self) -> RoundSection:
+        if "patient_every" in self.model_fields_set and self.close_share >= 1.0:
+            raise ValueError(f"patient_every {self.patient_every} belongs to a close_share below 1")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 from protocol.ids import PeerId, Root
 from protocol.rounds.messages.record import CommitRecord
@@ -23,6 +24,8 @@ from tests.benchmarks.allreduce_kill import Killed, kill_rows
 from tests.benchmarks.allreduce_marks import Marks
 from tests.benchmarks.allreduce_plan import FULL, FULL_KILLS, KILLED_AT, QUICK_KILLS, Plan, expected_s
 from tests.benchmarks.allreduce_rows import Measured, Setting, _idle_rows, _time_rows
+from tests.benchmarks.attack_training import ATTACKS, HONEST, Sight
+from tests.benchmarks.attacks import tokens_over
 from tests.benchmarks.results import Row, at_most, write_rows
 
 
@@ -258,3 +261,24 @@ def test_benchmark_tells_its_options(name: str, capsys: pytest.CaptureFixture[st
         main(["--help"])
     assert left.value.code == 0
     assert "--" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("losses", "times"),
+    [([4.0, 2.0], 1.0), ([4.0, 1.9], 1.0), ([4.0, 2.5], 4 / 3), ([4.0, 3.0], 2.0), ([4.0, 3.5], 4.0)],
+)
+def test_tokens_under_attack_are_those_of_the_honest_alone_until_they_had_its_last_loss(
+    losses: list[float], times: float
+) -> None:
+    assert tokens_over(losses, [4.0, 3.0, 2.0]) == pytest.approx(times)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_of_all_attackers_and_finite_and_only_the_honest_one_is_honest(name: str) -> None:
+    draw = torch.Generator().manual_seed(1)
+    honest, own, up = (torch.randn(*shape, generator=draw) for shape in ((6, 40), (2, 40), (40,)))
+    sight = Sight(honest, own, lambda mean_N: up, {"first": honest[:2]}, 0.9, draw)
+    sent = ATTACKS[name](sight)
+    assert sent.shape == own.shape
+    assert bool(sent.isfinite().all())
+    assert torch.equal(sent, own) == (name == HONEST)

@@ -283,24 +283,9 @@ class Training:
         )
 
     def _update(self, unit: Unit, theta_Mn: torch.Tensor) -> torch.Tensor:
-        codec, result = codec_by_name(unit.codec), codec_by_name(unit.result)
-        grid = ChunkGrid(unit.anchor_n.numel(), CHUNK)
-        total, num_bytes = WeightedSum(grid.num_elements, sum_dtype(unit.result)), 0
-        for number, theta_n in enumerate(theta_Mn):
-            if unit.feedbacks is None and unit.codec == "fp32":
-                total.add(1, pseudo_gradient(unit.anchor_n, theta_n))
-                num_bytes = codec.encoded_bytes(grid.num_elements)
-                continue
-            if unit.feedbacks is None:
-                offered = encode_contribution(unit.anchor_n, theta_n, 1, codec, grid)
-            else:
-                feedback = unit.feedbacks[number]
-                offered, fed = encode_with_feedback(unit.anchor_n, theta_n, 1, codec, feedback)
-                feedback = feedback.offered(offered.root, fed)
-                unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
-            num_bytes = sum(map(len, offered.chunks))
-            total.add(1, decoded(offered.chunks, codec, grid))
-        chunks = encode_chunks(total.mean().float(), result, grid)
+        result, grid = codec_by_name(unit.result), ChunkGrid(unit.anchor_n.numel(), CHUNK)
+        rows_Mn, num_bytes = self.contributions(unit, theta_Mn, grid)
+        chunks = encode_chunks(self.mean(unit, rows_Mn, grid), result, grid)
         share = (self.num_peers - 1) / self.num_peers
         unit.bytes_sent += share * (num_bytes + sum(map(len, chunks)))
         update_n = decoded(chunks, result, grid)
@@ -308,6 +293,36 @@ class Training:
             left = [float(feedback.residual.values_N.norm()) for feedback in unit.feedbacks or ()]
             self.trace.add(unit.anchor_n - theta_Mn, update_n, sum(left) / max(1, len(left)))
         return update_n
+
+    def contributions(self, unit: Unit, theta_Mn: torch.Tensor, grid: ChunkGrid) -> tuple[torch.Tensor, int]:
+        """Everybody's contribution as others decode it, (M, n) float32, and the bytes of one."""
+        rows_Mn, num_bytes = torch.empty_like(theta_Mn), 0
+        for number, theta_n in enumerate(theta_Mn):
+            rows_Mn[number], num_bytes = self._contribution(unit, number, theta_n, grid)
+        return rows_Mn, num_bytes
+
+    def _contribution(
+        self, unit: Unit, number: int, theta_n: torch.Tensor, grid: ChunkGrid
+    ) -> tuple[torch.Tensor, int]:
+        """One peer's contribution as others decode it, (n,) float32, and its bytes."""
+        codec = codec_by_name(unit.codec)
+        if unit.feedbacks is None and unit.codec == "fp32":
+            return pseudo_gradient(unit.anchor_n, theta_n), codec.encoded_bytes(grid.num_elements)
+        if unit.feedbacks is None:
+            offered = encode_contribution(unit.anchor_n, theta_n, 1, codec, grid)
+        else:
+            feedback = unit.feedbacks[number]
+            offered, fed = encode_with_feedback(unit.anchor_n, theta_n, 1, codec, feedback)
+            feedback = feedback.offered(offered.root, fed)
+            unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
+        return decoded(offered.chunks, codec, grid), sum(map(len, offered.chunks))
+
+    def mean(self, unit: Unit, rows_Mn: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """The mean of these contributions to a unit, (n,) float32."""
+        total = WeightedSum(grid.num_elements, sum_dtype(unit.result))
+        for values_n in rows_Mn:
+            total.add(1, values_n)
+        return total.mean().float()
 
     def _apply(self, unit: Unit) -> None:
         """The outer step, and what it means for everybody's parameters."""

@@ -12,13 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import torch
 import trio
 
-from averaging.network.seams.interfaces import Stream
-from averaging.rounds.exchange import exchange
+from averaging.network.seams.interfaces import Snapshot, Stream
+from averaging.rounds.exchange import exchange, exchange_driver
 from averaging.rounds.lineage.round_context import Seal
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.traffic import transfer
+from averaging.rounds.traffic.contribution import DeltaEncoder
 from averaging.rounds.unit_service import RoundService
 from protocol.identity.envelope import NEVER_MS, seal, seal_of
 from protocol.identity.identity import Identity
@@ -27,6 +30,7 @@ from protocol.rounds import attempt, voting
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, claim_of, sum_of
+from protocol.rounds.lineage.rule_numbers import with_version
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
@@ -60,7 +64,11 @@ WITHHELD: Final = "withheld"
 FALSE_COUNTS: Final = "false counts"
 """As a reducer it writes tokens and roots of others into its results that are not theirs."""
 
+DELTA: Final = "delta"
+"""As a contributor it sends FACTOR times its delta."""
+
 TOKENS_OF_A_LIAR: Final = 1 << 50
+FACTOR: Final = -100.0
 NUM_COMMITS: Final = 64
 """Commits of a lineage that was signed alone: more work than the others can have done."""
 
@@ -76,6 +84,7 @@ def lie(asked: Path) -> None:
     _lie_in_records(told)
     _lie_about_lineages(told)
     _lie_as_reducer(told)
+    _lie_in_deltas(told)
 
 
 def _told(asked: Path) -> str:
@@ -222,7 +231,7 @@ async def _signed_record(
         attested=Attestation(CommitId(root), root),
         lone=lone,
         result_codec=config.result_codec,
-        rules=SIGNED,
+        rules=with_version(parent.rules, SIGNED),
         attestations=(Attestation(CommitId(root), root),),
     )
     seal_by = {signer.member.peer: signer.seal for signer in signers}
@@ -268,3 +277,17 @@ def _lie_as_reducer(told: _Told) -> None:
     exchange.Exchange._send_result = send_nothing  # type: ignore[method-assign]
     transfer.TransferService._send_result = serve_nothing  # type: ignore[method-assign]
     exchange._with_sum = false_sum
+
+
+# --- as a contributor ---------------------------------------------------------------------------------------------------------
+
+
+def _lie_in_deltas(told: _Told) -> None:
+    encoder = exchange_driver._encoder
+
+    def false_encoder(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:
+        if told() == DELTA:
+            snapshot = replace(snapshot, theta_N=anchor_N - FACTOR * (anchor_N - snapshot.theta_N))
+        return encoder(chain, anchor_N, snapshot)
+
+    exchange_driver._encoder = false_encoder

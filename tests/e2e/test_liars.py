@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
+from typing import TypedDict
 
 import trio
 
@@ -34,6 +35,7 @@ from protocol.tensors.model_config import WHOLE_MODEL
 from tests.e2e.lying_peer import (
     ALONE,
     CREDITS,
+    DELTA,
     FALSE_COUNTS,
     ROSTER,
     STRANGERS,
@@ -74,9 +76,18 @@ mode = "blocking"
 target_tokens = 256
 chunk_elements = 256
 longest_interval_s = 2.0
+robust = "clip-agree"
+weight_cap = 5
 [checkpoint]
 every_rounds = 1000
 """
+
+
+class Disagreed(TypedDict):
+    """A member whose work a round leaves out, as the host tells it."""
+
+    peer: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,22 @@ class Scene:
         self.asked.write_text("", encoding="utf8")
         self.wait_rounds(ROUNDS_AFTER_A_LIE)
 
+    def tell_deltas(self) -> None:
+        """Let the liar send false deltas until the host names it for one that is left out of most of a round. Nobody else is."""
+        liar = str(self.status(LIAR)["peer"])
+        self.asked.write_text(DELTA, encoding="utf8")
+        while not any(each["peer"] == liar and each["share"] > 0.5 for each in self._disagreed()):
+            self.wait_rounds(1)
+        assert [each for each in self._disagreed() if each["peer"] != liar and each["share"] > 0.5] == []
+        self.asked.write_text("", encoding="utf8")
+        self.wait_rounds(ROUNDS_AFTER_A_LIE)
+
+    def _disagreed(self) -> list[Disagreed]:
+        """The members of the newest rounds of which the host says that their work was left out."""
+        url = self.host.wait_for(r"status +(http://\S+?)/?\s") + "/api/status"
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return [each for row in json.loads(reply.read())["rounds"] for each in row["disagreed"]]
+
     def wait_rounds(self, number: int) -> None:
         """Until every honest peer has committed so many more rounds."""
         begin = max(self.index(name) for name in HONEST)
@@ -159,6 +186,7 @@ def test_each_lie_of_an_admitted_peer_is_refused_by_name_and_the_rounds_of_the_h
         scene.tell(CREDITS, rf"refused a record of {liar}: {liar} did not sign .* {TOKENS_OF_A_LIAR} tokens", *HONEST)
         scene.tell(ALONE, rf"{liar} sent commits after round 0 that no quorum signed: not followed", *HONEST)
         scene.tell(STRANGERS, rf"dropped a certificate of {liar}: \S+ was not admitted to the run", *HONEST)
+        scene.tell_deltas()
         scene.tell(FALSE_COUNTS, rf"dropped a result of {liar}: a result that counts what \S+ did not sign")
         scene.tell(WITHHELD, rf"reducer {liar} announced a result that did not come here; its slice is given to others")
         num_rounds = min(scene.index(name) for name in HONEST)

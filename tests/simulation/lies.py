@@ -11,7 +11,6 @@ from protocol.identity.envelope import NEVER_MS, seal, seal_of
 from protocol.ids import PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.record_rules import (
-    CAP_FACTOR,
     KEPT_SHARE,
     LATE_FACTOR,
     ROUND_DOMAIN,
@@ -22,6 +21,7 @@ from protocol.rounds.lineage.record_rules import (
     sum_of,
     weight_cap,
 )
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, cap_factor_of
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import Ack, Certificate
 from protocol.rounds.messages.record import (
@@ -130,7 +130,7 @@ def record_by(
         (part,),
         entries,
         config.codec,
-        weight_cap((entry.tokens for entry in entries), parent.target_tokens),
+        weight_cap((entry.tokens for entry in entries), parent.target_tokens, cap_factor_of(parent.rules)),
         parent.total_tokens,
         config.outer,
         parent.target_tokens,

@@ -28,6 +28,7 @@ from tests.simulation.swarm import World
 SEED: Final = 3
 NUM_PEERS: Final = 5
 NUM_ROUNDS: Final = 2
+LONG_RUN: Final = 12
 NUM_ELEMENTS: Final = 8 * 512
 STEP: Final = 1e-3
 """Size of a value of an honest delta."""
@@ -65,14 +66,14 @@ class Played:
     peers: Sequence[PeerId]
 
 
-async def _rounds(profile: Profile, factors: dict[int, float]) -> Played:
+async def _rounds(profile: Profile, factors: dict[int, float], num_rounds: int) -> Played:
     moved = [0.0]
     async with trio.open_nursery() as nursery:
         world = World(SEED, nursery, NUM_PEERS, NUM_PEERS, profile)
         with _deltas(factors):
             for node in world.nodes:
                 world.boot(node)
-            for index in range(1, NUM_ROUNDS + 1):
+            for index in range(1, num_rounds + 1):
                 is_committed = partial(lambda index: min(node.index for node in world.nodes) >= index, index)
                 await world.wait_for(is_committed, 120.0, f"round {index}")
                 chain = next(iter(world.nodes[0].services.values())).chain
@@ -82,7 +83,14 @@ async def _rounds(profile: Profile, factors: dict[int, float]) -> Played:
     return Played([each.record for each in known], moved[1:], [node.peer for node in world.nodes])
 
 
-def _play(factors: dict[int, float], *, robust: str, codec: str = "int8", result_codec: str = "") -> Played:
+def _play(
+    factors: dict[int, float],
+    *,
+    robust: str,
+    codec: str = "int8",
+    result_codec: str = "",
+    num_rounds: int = NUM_ROUNDS,
+) -> Played:
     profile = Profile(
         "wrong deltas",
         round_s=10.0,
@@ -95,7 +103,7 @@ def _play(factors: dict[int, float], *, robust: str, codec: str = "int8", result
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     try:
-        return virtual_time.run(SEED, partial(_rounds, profile, factors))
+        return virtual_time.run(SEED, partial(_rounds, profile, factors, num_rounds))
     finally:
         structlog.configure(**before)
 
@@ -118,3 +126,13 @@ def test_the_same_delta_carries_the_plain_mean_away() -> None:
     played, honest = _play({2: -100.0}, robust="off"), _play({}, robust="off")
     assert played.moved[0] > 10 * honest.moved[0]
     assert not any(part.disagreeing for record in played.records for part in record.slices)
+
+
+def test_a_run_with_such_a_member_comes_to_its_tokens_by_the_work_of_the_others_and_names_it_in_each_round() -> None:
+    played = _play({2: -100.0}, robust="clip-agree", num_rounds=LONG_RUN)
+    liar = played.peers[2]
+    assert [record.index for record in played.records][:LONG_RUN] == list(range(1, LONG_RUN + 1))
+    for record in played.records:
+        assert {each.peer for part in record.slices for each in part.disagreeing} == {liar}
+    honest = sum(entry.tokens for record in played.records for entry in record.contributors if entry.peer != liar)
+    assert played.records[-1].total_tokens == honest

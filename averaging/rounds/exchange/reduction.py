@@ -109,6 +109,10 @@ class Reduction:
         self._changed = trio.Event()
         self._waiting = trio.CancelScope(deadline=-inf)
         self._began_s = 0.0
+        self._until_s = -inf
+        self._enough_until_s = inf
+        """When the slice closes because enough members are in; inf while they are not."""
+
         self._begun: set[int] = set()
         self._sums: dict[int, _Sum] = {}
         self._results = results or SlotBuffer(0)
@@ -175,21 +179,32 @@ class Reduction:
         return peer in self.left_out or (offer is not None and offer.has(self.part))
 
     async def wait_ready(self, within_s: float) -> None:
-        """Return when every member's chunks are here or the member is accounted for, or at the deadline with at least one member
-        (R10).
+        """Return when every member's chunks are here or the member is accounted for, a while after those of enough members are, or at
+        the deadline with at least one member (R10).
         """
         self._began_s = trio.current_time()
-        self._waiting.deadline = self._began_s + within_s
+        self._until_s = self._began_s + within_s
+        self._set_deadline()
         with self._waiting:
             while not all(self._is_settled(member.peer) for member in self._proposal.members):
                 await self._changed.wait()
+                self._set_deadline()
             return
         while not self._whole_offers():
             await self._changed.wait()
 
     def give_time(self, within_s: float) -> None:
         """Extend the deadline to this long after the wait began, if that is later. Has no effect after the deadline."""
-        self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
+        self._until_s = max(self._until_s, self._began_s + within_s)
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """Of the slice: its own, or an earlier one from the moment on when enough members are in."""
+        here = [member.peer for member in self._proposal.members if member.peer not in self.left_out]
+        num_in, passed_s = sum(map(self._is_settled, here)), trio.current_time() - self._began_s
+        enough_s = self._means.rules.closes_after_s(self._proposal.index, num_in, len(here), passed_s)
+        self._enough_until_s = min(self._enough_until_s, self._began_s + enough_s) if enough_s < inf else inf
+        self._waiting.deadline = min(self._until_s, self._enough_until_s)
 
     def _whole_offers(self) -> list[tuple[PeerId, OfferedContribution]]:
         members = sorted(member.peer for member in self._proposal.members)

@@ -23,8 +23,9 @@ from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.disagreement_rules import disagreement_problem, disagreements
+from protocol.rounds.lineage.rule_numbers import NO_CAP, cap_factor_of, version_of
 from protocol.rounds.lineage.turns import TURNS, keeps_voters, roster_by_turns, turns_problem
-from protocol.rounds.messages.bounds import MAX_MEMBERS
+from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_TOKENS
 from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
 from protocol.rounds.messages.messages import Member, Proposal, ResultHeader
 from protocol.rounds.messages.record import Attestation, CommitRecord, Contributor, Included, OmissionCode, SliceRecord
@@ -35,9 +36,6 @@ ROUND_DOMAIN: Final = "potluck round"
 
 SIGNED: Final = 1
 """Rules of a record whose statements are signed by those whom they are about. With TURNS they are as well, and with no others."""
-
-CAP_FACTOR: Final = 4
-"""A member's weight is at most this many times the median of the members' tokens (R10)."""
 
 MANY: Final = 3
 """Claims of so many members have a median that one of them cannot make. Of fewer the lower one counts, or the round's target."""
@@ -69,13 +67,17 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         parent: the verified commit that the record names as its parent.
         left: voters of the parent whose signed goodbye on it is at hand.
     """
-    if record.rules < parent.rules:
+    version = version_of(record.rules)
+    if version < version_of(parent.rules):
         old = "a record without the signatures that this run asks for, as older releases make it"
         return f"{old}; expected one of this release: ask its leader's owner to install it"
     if not record.rules:
         return ""
-    if record.rules not in (SIGNED, TURNS):
-        return f"a record with rules {record.rules}; expected {SIGNED} or {TURNS}: install the newest release"
+    if version not in (SIGNED, TURNS):
+        return f"a record with rules {version}; expected {SIGNED} or {TURNS}: install the newest release"
+    found, expected = cap_factor_of(record.rules), cap_factor_of(parent.rules)
+    if found != expected:
+        return f"a record with a weight cap of {found} times the median; expected the run's {expected}"
     return (
         _claims_problem(parent, record, check)
         or _sums_problem(parent, record, check)
@@ -256,28 +258,32 @@ def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck
 # --- numbers ------------------------------------------------------------------------------------------------------------------
 
 
-def weight_cap(tokens: Iterable[int], target_tokens: int) -> int:
-    """CAP_FACTOR times the median of the members' tokens, the upper one of two, at least 1: one number for all reducers (R10).
+def weight_cap(tokens: Iterable[int], target_tokens: int, factor: int) -> int:
+    """`factor` times the median of the members' tokens, the upper one of two, at least 1: one number for all reducers (R10). With
+    NO_CAP it is more than anybody's tokens.
 
     Of two members neither can raise the cap by its own word: it is made of the lower tokens, or of those that the round was due at,
     so that the faster of two honest peers, which brings most of a round, is not cut.
     """
+    if factor == NO_CAP:
+        return MAX_TOKENS
     ordered = sorted(tokens) or [1]
     if len(ordered) < MANY:
-        return CAP_FACTOR * max(1, ordered[0], target_tokens)
-    return max(1, CAP_FACTOR * ordered[len(ordered) // 2])
+        return factor * max(1, ordered[0], target_tokens)
+    return max(1, factor * ordered[len(ordered) // 2])
 
 
-def recorded_cap(proposed: int, tokens: Sequence[int], target_tokens: int) -> int:
+def recorded_cap(parent: ChainLink, proposed: int, tokens: Sequence[int]) -> int:
     """The weight cap of a record: the proposed one, or the highest that its signed tokens allow. No weight is changed by that: a sum
     that was made with another weight keeps the proposed cap, and such a record is refused.
     """
-    return min(proposed, max(_most_cap(tokens, target_tokens), *tokens))
+    return min(proposed, max(_most_cap(parent, tokens), *tokens))
 
 
-def _most_cap(tokens: Sequence[int], target_tokens: int) -> int:
+def _most_cap(parent: ChainLink, tokens: Sequence[int]) -> int:
     """The highest cap that signed tokens allow. Ready tokens only grow, so the lower ones of two are no fewer than in heartbeats."""
-    return (LATE_FACTOR if len(tokens) >= MANY else 1) * weight_cap(tokens, target_tokens)
+    late = LATE_FACTOR if len(tokens) >= MANY else 1
+    return late * weight_cap(tokens, parent.target_tokens, cap_factor_of(parent.rules))
 
 
 def low_cap_problem(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> str:
@@ -301,7 +307,7 @@ def _least_cap(parent: ChainLink, record: CommitRecord, members: Collection[Peer
     left_out = {entry.peer for part in record.slices for entry in part.omitted}.intersection(members)
     left_out.difference_update(entry.peer for entry in record.contributors)
     tokens = [*(entry.tokens for entry in record.contributors), *[1] * len(left_out)]
-    return weight_cap(tokens, parent.target_tokens) // LATE_FACTOR
+    return weight_cap(tokens, parent.target_tokens, cap_factor_of(parent.rules)) // LATE_FACTOR
 
 
 def most_credited(parent: ChainLink) -> int:
@@ -335,7 +341,7 @@ def credits_of(
 
 
 def _numbers_problem(parent: ChainLink, record: CommitRecord) -> str:
-    most_cap = _most_cap([entry.tokens for entry in record.contributors], parent.target_tokens)
+    most_cap = _most_cap(parent, [entry.tokens for entry in record.contributors])
     if record.weight_cap_tokens > most_cap:
         return f"a weight cap of {record.weight_cap_tokens} tokens; expected at most {most_cap} by the signed tokens"
     expected = credits_of(record.contributors, record.slices, record.weight_cap_tokens, most_credited(parent))

@@ -21,6 +21,7 @@ from protocol.rounds.lineage.record_rules import (
     next_roster,
     recorded_cap,
 )
+from protocol.rounds.lineage.rule_numbers import with_version
 from protocol.rounds.lineage.turns import TURNS, left_out
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_SLICES
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
@@ -131,7 +132,7 @@ def make_record(
     """The one record of a ballot (R2 and R13). `results` hold one header per slice of the proposal, in slice order."""
     contributors, attestations = _contributors(results, parent.roster)
     slices = _slice_records(results, {*parent.roster, *(entry.peer for entry in contributors)})
-    cap = recorded_cap(proposal.weight_cap_tokens, [entry.tokens for entry in contributors], parent.target_tokens)
+    cap = recorded_cap(parent, proposal.weight_cap_tokens, [entry.tokens for entry in contributors])
     tokens = credits_of(contributors, slices, cap, most_credited(parent))
     contributors = tuple(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
@@ -156,7 +157,7 @@ def make_record(
         lone=proposal.lone,
         spine=proposal.spine,
         result_codec=proposal.result_codec,
-        rules=max(parent.rules, TURNS if is_in_turns else SIGNED),
+        rules=with_version(parent.rules, TURNS if is_in_turns else SIGNED),
         attestations=attestations,
     )
 

@@ -12,7 +12,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
-from protocol.rounds.lineage.round_row import Counted
+from protocol.rounds.lineage.round_row import Counted, Disagreed
 from tests.coordinator.progress.test_run_view import peer, picture, timed
 
 NOW_S = 100.0
@@ -65,6 +65,17 @@ def test_a_search_finds_names_nicknames_teams_and_ids_in_any_case() -> None:
         assert len(found) < PEERS_A_PAGE
     none = peer_page(shown, NOW_S, PAST, PeerQuery(search="nobody is called so"))
     assert (none["peers"], none["num_found"], none["num_pages"]) == ([], 0, 1)
+
+
+def test_status_and_pages_tell_how_much_of_a_peers_newest_work_was_left_out() -> None:
+    shown, member = crowded(), IDS[0]
+    row = replace(shown.rounds[-1].row, members=(member,), disagreed=(Disagreed(member, 0.5, -1.0),))
+    shown = replace(
+        shown, rounds=[replace(shown.rounds[-1], row=row)], peers={each: shown.peers[each] for each in IDS[:5]}
+    )
+    for peers in (now_json(shown, NOW_S)["peers"], peer_page(shown, NOW_S, PAST, PeerQuery())["peers"]):
+        left_out = {row["peer"]: row["left_out"] for row in rows(peers) if row["peer"] != AWAY}
+        assert left_out == {each: 0.5 if each == member else 0.0 for each in IDS[:5]}
 
 
 def test_rounds_come_newest_page_first_and_oldest_first_in_a_page() -> None:

@@ -13,6 +13,7 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, tree_of
 from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.lineage.record_rules import claim_of, sum_of, weight_cap
+from protocol.rounds.lineage.rule_numbers import cap_factor_of
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import Ack, Certificate, Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import (
@@ -94,7 +95,9 @@ def proposal_on(parent: ChainLink, members: Sequence[Seat], **changes: object) -
         members=tuple(seat.member for seat in members),
         slices=tuple(SliceSpec(*ends, seat.peer) for ends, seat in zip(bounds, members, strict=True)),
         codec="fp32",
-        weight_cap_tokens=weight_cap((seat.tokens for seat in members), parent.target_tokens),
+        weight_cap_tokens=weight_cap(
+            (seat.tokens for seat in members), parent.target_tokens, cap_factor_of(parent.rules)
+        ),
         reduce_within_s=20.0,
     )
     return replace(proposal, **changes)  # type: ignore[arg-type]
@@ -188,6 +191,23 @@ def lineage_on(
     for place in range(length):
         base = made[-1].link if made else parent
         made.append(commit_on(base, voters, tokens=tokens, lone=lone and not place, salt=salt, spine=spine))
+    return made
+
+
+def alone_on(parent: ChainLink, members: Sequence[Seat], length: int, *, proof: bytes | None = None) -> list[Made]:
+    """So many commits that keep all rules, to which only these members contributed, and which only they acked. `proof` stands in place
+    of the credentials that admitted them.
+    """
+    made: list[Made] = []
+    roster = tuple(sorted(seat.peer for seat in members))
+    for place in range(length):
+        base = made[-1].link if made else parent
+        record = signed_record(base, members)
+        if proof is not None:
+            entries = tuple(replace(entry, credential=proof) for entry in record.contributors)
+            record = replace(record, contributors=entries)
+        record = replace(record, lone=not place, roster=roster, incarnations=(1,) * len(roster))
+        made.append(certified(base, record, members))
     return made
 
 

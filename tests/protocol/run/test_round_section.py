@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, NO_CAP
+from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
 from protocol.run.round_section import RoundSection
 
 
@@ -15,6 +17,7 @@ from protocol.run.round_section import RoundSection
         ({"target_utilisation": 0.5}, r"target_utilisation 0\.5 belongs to local_steps"),
         ({"fragments": 2}, r"fragments = 2 belongs to mode = \"streaming\", not to \"overlap\""),
         ({"mode": "streaming", "delay_steps": 2}, r"delay_steps = 2 without alpha"),
+        ({"patient_every": 4}, r"patient_every 4 belongs to a close_share below 1"),
         ({"result_codec": "top12"}, r"result_codec = \"top12\" belongs to codec = \"topk\""),
     ],
 )
@@ -35,3 +38,14 @@ def test_later_keys_are_written_only_where_they_are_used() -> None:
         "codec",
         "chunk_elements",
     }
+
+
+@pytest.mark.parametrize(("weight_cap", "factor"), [(4, CAP_FACTOR), (1, 1), (0, NO_CAP)])
+def test_a_weight_cap_of_zero_is_none(weight_cap: int, factor: int) -> None:
+    assert RoundSection(target_tokens=1, weight_cap=weight_cap).cap_factor == factor
+
+
+def test_reducers_have_the_rules_of_the_file() -> None:
+    section = RoundSection(target_tokens=1, robust="clip", close_share=0.9, patient_every=5)
+    assert section.sums == SumRules(robust="clip", close_share=0.9, patient_every=5)
+    assert RoundSection(target_tokens=1).sums == DEFAULT_SUMS

@@ -26,6 +26,7 @@ from protocol.rounds.messages.lane_parts import LanePart
 from protocol.rounds.messages.messages import ResultHeader
 from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import decode_body, encode_body
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import encode_contribution
 from tests.averaging.rounds.offers_world import (
@@ -437,6 +438,60 @@ async def test_time_that_is_given_to_a_slice_ends_as_well(autojump_clock: trio.t
     assert trio.current_time() == pytest.approx(12.0)
     reduction.give_time(99.0)
     assert reduction.reduce() is not None
+
+
+def _most_of_them(index: int) -> Reduction:
+    """A slice of three members that closes after two, in this round; everybody is waited for in every fourth."""
+    rules = SumRules(close_share=0.6, patient_every=4)
+    return Reduction(replace(PROPOSAL, index=index), PART, new_offers(), ChunkMeans(CODEC, GRID, rules))
+
+
+@pytest.mark.parametrize(("index", "closes_s"), [(5, 4.0 * 1.25), (8, 20.0)])
+async def test_a_slice_closes_a_while_after_enough_members_are_in_but_for_patient_rounds(
+    index: int, closes_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    reduction = _most_of_them(index)
+    offer_of(reduction._offers, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reduction.wait_ready, 20.0)
+        await trio.sleep(4.0)
+        offer_of(reduction._offers, 1)
+        reduction.wake()
+        await trio.sleep(0.5)
+        reduction.give_time(16.0)  # more time for slow ones is none for a slice that has enough
+    assert trio.current_time() == pytest.approx(closes_s)
+    result = reduction.reduce()
+    assert result is not None
+    assert [entry.peer for entry in result.header.included] == [member.peer for member in MEMBERS[:2]]
+    assert [(o.peer, o.reason) for o in result.header.omitted] == [(MEMBERS[2].peer, "late")]
+
+
+async def test_a_member_that_comes_within_that_while_is_counted(autojump_clock: trio.testing.MockClock) -> None:
+    reduction = _most_of_them(5)
+    offer_of(reduction._offers, 0)
+    offer_of(reduction._offers, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reduction.wait_ready, 20.0)
+        await trio.sleep(0.4)
+        offer_of(reduction._offers, 2)
+        reduction.wake()
+    assert trio.current_time() == pytest.approx(0.4)
+    result = reduction.reduce()
+    assert result is not None
+    assert len(result.header.included) == len(MEMBERS)
+
+
+async def test_enough_members_are_enough_no_more_once_one_of_them_is_waited_for_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    reduction = _most_of_them(5)
+    offer_of(reduction._offers, 0)
+    for member in MEMBERS[1:]:
+        reduction.set_absent(member.peer, "lost")
+    reduction.set_present(MEMBERS[1].peer)
+    reduction.set_present(MEMBERS[2].peer)
+    await reduction.wait_ready(3.0)
+    assert trio.current_time() == pytest.approx(3.0)
 
 
 async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:

@@ -14,9 +14,9 @@ from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import (
-    CAP_FACTOR,
     CREDIT_FACTOR,
     LATE_FACTOR,
+    SIGNED,
     SignatureCheck,
     attestation_of,
     fewest_voters,
@@ -27,6 +27,7 @@ from protocol.rounds.lineage.record_rules import (
     result_problem,
     weight_cap,
 )
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, NO_CAP, rules_with
 from protocol.rounds.messages.lane_parts import LanePart
 from protocol.rounds.messages.messages import SliceSpec
 from protocol.rounds.messages.record import Attestation, Ballot, CommitRecord, Omission, OmissionCode
@@ -428,7 +429,7 @@ def test_a_member_is_credited_with_the_share_of_chunks_that_count_it() -> None:
 
 def test_a_cap_made_of_late_heartbeats_is_taken_up_to_a_factor_and_no_further() -> None:
     table = Table(3)
-    most = LATE_FACTOR * weight_cap([100] * 3, TARGET_TOKENS)
+    most = LATE_FACTOR * weight_cap([100] * 3, TARGET_TOKENS, CAP_FACTOR)
     for cap, words in ((most, ""), (most + 1, f"a weight cap of {most + 1} tokens; expected at most {most}")):
         record = replace(signed_record(table.genesis, table.live()), weight_cap_tokens=cap)
         problem = _problem(table.genesis, record)
@@ -438,7 +439,7 @@ def test_a_cap_made_of_late_heartbeats_is_taken_up_to_a_factor_and_no_further() 
 
 def test_a_record_names_the_highest_cap_that_its_claims_allow_where_it_changes_no_weight() -> None:
     table = Table(3)
-    most = LATE_FACTOR * weight_cap([100] * 3, TARGET_TOKENS)
+    most = LATE_FACTOR * weight_cap([100] * 3, TARGET_TOKENS, CAP_FACTOR)
     record = signed_record(table.genesis, table.live(), weight_cap_tokens=1000 * most)
     assert record.weight_cap_tokens == most
     assert _problem(table.genesis, record) == ""
@@ -475,7 +476,7 @@ def test_a_cap_that_slow_members_lowered_is_not_too_low_when_they_are_left_out(
     tokens: list[int], num_slow: int
 ) -> None:
     """An honest leader makes the cap before it knows who is late."""
-    base, record, _ = _without_slow(tokens, num_slow, weight_cap(tokens, TARGET_TOKENS))
+    base, record, _ = _without_slow(tokens, num_slow, weight_cap(tokens, TARGET_TOKENS, CAP_FACTOR))
     assert low_cap_problem(base, record, base.roster) == ""
 
 
@@ -509,7 +510,34 @@ def test_members_of_whom_only_a_leader_tells_explain_no_low_cap() -> None:
 def test_the_weight_cap_follows_the_median_of_many_and_the_lower_one_or_the_target_of_few(
     tokens: list[int], cap: int
 ) -> None:
-    assert weight_cap(tokens, 7) == cap
+    assert weight_cap(tokens, 7, CAP_FACTOR) == cap
+
+
+def _base_of(cap_factor: int, *tokens: int) -> tuple[Table, ChainLink]:
+    """Members with these tokens, and the start of a run with this weight cap."""
+    table = Table(len(tokens))
+    for seat, number in zip(table.live(), tokens, strict=True):
+        seat.tokens = number
+    return table, replace(table.genesis, rules=rules_with(SIGNED, cap_factor))
+
+
+@pytest.mark.parametrize(("cap_factor", "credited"), [(1, 10), (2, 20), (4, 40), (1000, 900), (NO_CAP, 900)])
+def test_a_member_counts_for_as_many_times_the_median_as_the_run_says(cap_factor: int, credited: int) -> None:
+    table, base = _base_of(cap_factor, 10, 10, 900)
+    proposed = weight_cap([10, 10, 900], base.target_tokens, cap_factor)
+    record = signed_record(base, table.live(), weight_cap_tokens=proposed)
+    assert _problem(base, record) == ""
+    assert low_cap_problem(base, record, base.roster) == ""
+    assert sorted(entry.credited_tokens for entry in record.contributors) == [10, 10, credited]
+    assert link_after(base, encode_record(record)).rules == base.rules
+
+
+@pytest.mark.parametrize(("of_run", "of_record"), [(2, 4), (4, 2), (4, NO_CAP), (NO_CAP, 1000)])
+def test_a_record_with_another_weight_cap_than_its_run_is_refused(of_run: int, of_record: int) -> None:
+    table, base = _base_of(of_run, 10, 10, 10)
+    record = replace(signed_record(base, table.live()), rules=rules_with(SIGNED, of_record))
+    expected = f"a weight cap of {of_record} times the median; expected the run's {of_run}"
+    assert expected in _problem(base, record)
 
 
 # --- the next voters ----------------------------------------------------------------------------------------------------------

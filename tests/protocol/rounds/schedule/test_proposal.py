@@ -10,6 +10,7 @@ from types import MappingProxyType
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import weight_cap
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR
 from protocol.rounds.messages.bounds import MAX_SLICES
 from protocol.rounds.messages.messages import Member, Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import Attestation, Ballot, Contributor, Included, Omission, OmissionCode
@@ -68,8 +69,8 @@ def test_a_reducer_whose_upload_nobody_has_measured_yet_gets_a_share_like_the_ot
 
 
 def test_the_weight_cap_is_four_times_the_median_and_never_zero() -> None:
-    assert weight_cap([10, 20, 1000], 7) == 80
-    assert weight_cap([0], 1) == 4
+    assert weight_cap([10, 20, 1000], 7, CAP_FACTOR) == 80
+    assert weight_cap([0], 1, CAP_FACTOR) == 4
 
 
 def test_a_record_credits_tokens_in_proportion_to_covered_chunks() -> None:
