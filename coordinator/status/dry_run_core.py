@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocol.estimates.adapter_estimates import adapter_estimates
 from protocol.estimates.dry_run import Estimate, disk_estimates, round_estimates, traffic_estimates, turn_estimates
 from protocol.estimates.estimates import (
+    archive_bytes,
     checkpoint_fetch_bytes,
     ledger_bytes,
     packed_bytes,
@@ -15,6 +16,7 @@ from protocol.estimates.estimates import (
 from protocol.estimates.kept_checkpoints import KeptCheckpoints, kept_checkpoints
 from protocol.estimates.pipeline_estimates import stage_estimates
 from protocol.estimates.unit_disk import PARAMETER_BYTES, STATE_BYTES_PER_PARAMETER
+from protocol.rounds.lineage.lineage import MAX_DEPTH
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
 from protocol.tables import in_bytes, whole
@@ -48,6 +50,7 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
             "disk", f"checkpoints at most {in_bytes(kept_bytes)}: {_checkpoints(kept, size.state_bytes, old_bytes)}"
         ),
         Estimate("", f"ledger {in_bytes(ledger)}, with {members} peers in {whole(size.fast_rounds)} rounds"),
+        *_archive(size.fast_rounds, members),
         Estimate("", f"data {_data(run, data)}"),
         Estimate("", f"writes {in_bytes(size.state_bytes)} a checkpoint, {in_bytes(written_bytes)} a day"),
         Estimate("a day", f"down {in_bytes(fetched_bytes)} for checkpoints, at a round every {_interval(run)};"),
@@ -65,6 +68,12 @@ def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
         *stage_estimates(run),
         *traffic_estimates(run, reduces=True),
     )
+
+
+def _archive(num_rounds: int, members: int) -> tuple[Estimate, ...]:
+    num_bytes = archive_bytes(num_rounds, members)
+    text = f"archive at most {in_bytes(num_bytes)}: certificates of all rounds but the newest {whole(MAX_DEPTH)}"
+    return (Estimate("", text),) if num_bytes else ()
 
 
 def _checkpoints(kept: KeptCheckpoints, whole_bytes: int, old_bytes: int) -> str:

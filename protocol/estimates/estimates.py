@@ -20,6 +20,8 @@ from protocol.estimates.unit_disk import (
 from protocol.kinds.outer_table import OUTER_STEPS
 from protocol.memory_costs import HOST_BASE_BYTES, HOST_BYTES, KEPT_UNIT_BYTES, MOMENTUM_BYTES
 from protocol.pipeline.placement.peer_memory import peer_memory_bytes
+from protocol.rounds.lineage.lineage import MAX_DEPTH
+from protocol.rounds.lineage.milestones import MILESTONE_EVERY
 from protocol.run.traffic import update_bytes
 from protocol.tensors.adapter_schema import BFLOAT16_BYTES, base_bytes
 from protocol.tensors.model_config import model_schema
@@ -38,6 +40,9 @@ LEDGER_BYTES_PER_ROUND: Final = 1500
 
 LEDGER_BYTES_PER_MEMBER_AND_ROUND: Final = 500
 """Measured: one member's part of the record and its signed ack, in a certificate that everybody acknowledged."""
+
+_LEDGER_BYTES_PER_PAST_ROUND: Final = 200
+"""A row of coordinator/history/past_rounds.py and the round's share of a milestone with a record of many members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +167,17 @@ def host_memory_bytes(num_parameters: int, kept_parameters: int = 0, *, has_mome
 
 
 def ledger_bytes(num_rounds: int, num_members: int) -> int:
-    """Bytes of the host's ledger after `num_rounds`; nothing of it is ever removed."""
-    return num_rounds * (LEDGER_BYTES_PER_ROUND + LEDGER_BYTES_PER_MEMBER_AND_ROUND * num_members)
+    """The most bytes of the host's ledger until `num_rounds`: commits leave it for the archive in blocks once MAX_DEPTH follow."""
+    recent = min(num_rounds, MAX_DEPTH + MILESTONE_EVERY)
+    return (
+        recent * (LEDGER_BYTES_PER_ROUND + LEDGER_BYTES_PER_MEMBER_AND_ROUND * num_members)
+        + (num_rounds - recent) * _LEDGER_BYTES_PER_PAST_ROUND
+    )
+
+
+def archive_bytes(num_rounds: int, num_members: int) -> int:
+    """The most bytes of the certificates that have left the host's ledger after `num_rounds`. They are kept for ever."""
+    return max(0, num_rounds - MAX_DEPTH) * LEDGER_BYTES_PER_MEMBER_AND_ROUND * num_members
 
 
 def packed_bytes(text_bytes: int, vocab_size: int) -> int:

@@ -163,5 +163,7 @@ def feedback_write_bytes(num_values: int, chunk_values: int) -> int:
 
 
 def disk_phrase(files_bytes: int) -> str:
-    """The limit of the disk in words, the same wherever it is told. The log grows by a certificate a round, so it has no number."""
+    """The limit of the disk in words, the same wherever it is told. The log has a certificate for each of
+    the newest rounds, whose size follows from the members, so it has no number.
+    """
     return f"at most {in_bytes(files_bytes)} and a log of the rounds"

@@ -39,6 +39,11 @@ DEFAULT = default_run_toml()
         ),
         (DEFAULT, Data(0, is_packed=True), "checkpoints at most 37.0 MB: 4 of 6.2 MB, 4 old ones of 3.1 MB"),
         (DEFAULT, Data(0, is_packed=True), "ledger 5.5 MB, with 64 peers in 163 rounds"),
+        (
+            DEFAULT.replace("total_tokens = 20_000_000", "total_tokens = 2_000_000_000"),
+            Data(0, is_packed=True),
+            "archive at most 389.8 MB: certificates of all rounds but the newest 4,096",
+        ),
         (DEFAULT, Data(0, is_packed=True), "a day   down 1.1 GB for checkpoints, at a round every 60 s"),
         (DEFAULT, Data(0, is_packed=True), "model   771,328 parameters"),
         (DEFAULT.replace("dim = 128", "dim = 8192"), Data(0, True), "memory  about 4.6 GB"),

@@ -10,6 +10,7 @@ from averaging.data.packing.packing import token_bytes
 from averaging.state.residual_files import bound_bytes
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.estimates.estimates import (
+    archive_bytes,
     host_memory_bytes,
     ledger_bytes,
     packed_bytes,
@@ -17,6 +18,7 @@ from protocol.estimates.estimates import (
 )
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER, feedback_disk_bytes, unit_disk_bytes
 from protocol.memory_costs import FEEDBACK_BYTES, KEPT_UNIT_BYTES, SCORES_BYTES
+from protocol.rounds.lineage.lineage import MAX_DEPTH
 from protocol.run.manifest import default_run_toml, parse_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
 
@@ -66,10 +68,13 @@ def test_error_feedback_takes_two_residuals_of_disk() -> None:
         assert feedback_disk_bytes(grid.num_elements, grid.chunk_elements) == bound_bytes(grid), grid
 
 
-def test_the_ledger_grows_with_rounds_and_members() -> None:
+def test_the_ledger_grows_with_rounds_and_members_until_certificates_are_archived() -> None:
     assert ledger_bytes(0, 64) == 0
     assert ledger_bytes(100, 2) == 250_000
     assert ledger_bytes(100, 64) == 3_350_000
+    assert archive_bytes(MAX_DEPTH, 64) == 0
+    assert archive_bytes(MAX_DEPTH + 10, 64) == 320_000
+    assert ledger_bytes(1_000_000, 16) < 250e6 < 8e9 > archive_bytes(1_000_000, 16) > 7e9
 
 
 def test_a_peer_that_measures_tasks_holds_a_copy_and_a_place_more_of_what_it_trains() -> None:
