@@ -373,9 +373,10 @@ async def _tick(host: HostDaemon) -> None:
 
 def _checkpointer(host: HostDaemon, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
     from averaging.codecs import codec_by_name
-    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # imports torch
+    from coordinator.checkpoints.checkpointer import Checkpointer, CheckpointPlace  # imports torch
     from coordinator.checkpoints.checkpoints import Companions
     from coordinator.checkpoints.state_fetcher import Replayer, StateFetcher
+    from coordinator.checkpoints.thinning import CheckpointRules
 
     manifest, folder = host.run.manifest, host.run.folder
     schema, *others = manifest.unit_schemas().values()

@@ -17,11 +17,11 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Clock, Network, Offload, Stream
+from averaging.rounds.beat_sender import BEAT_CHANNEL, BeatSender
 from averaging.rounds.exchange.carrier import CARRY_CHANNEL, serve_carry
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.external_reducer import ExternalReducer, ExternalReducerContext, UnitShape
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
-from averaging.rounds.heartbeat_cache import HeartbeatCache, OwnBeat, own_beat
 from averaging.rounds.inbox import Inbox
 from averaging.rounds.lineage.round_context import IsMember, Seal, Tasks, is_gone
 from averaging.rounds.lineage.round_reports import HeadsMoved, Publish
@@ -37,6 +37,7 @@ from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import telling
 from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
+from protocol.rounds.failure_probes import is_large
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.bounds import MAX_MEMBERS
@@ -45,16 +46,11 @@ from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, Membe
 from protocol.rounds.messages.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.queries import is_due_or_open, own_head, silent_members
+from protocol.rounds.queries import is_due_or_open, own_head, whom_we_miss
 from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
 
-BEAT_CHANNEL: Final = "beat"
-"""Heartbeat deltas (protocol/rounds/messages/heartbeat_delta.py)."""
-
-BEAT_WITHIN_S: Final = 6.0
-"""Limit for a heartbeat. A late answer is a sign of life, too, and takes seconds behind bulk on a thin line."""
 SAY_AGAIN_AFTER_S: Final = (0.25, 0.5, 1.0, 2.0)
 """Pauses before a leader's message is sent again to peers that are up but did not take it, such as a peer that is just starting.
 One member that misses a proposal costs everybody the whole deadline.
@@ -102,9 +98,11 @@ class PeerRounds:
         self._outbox = Outbox(tools.network, self._tasks, tools.is_banned, self._lose)
         self._inbox = Inbox(run_id, verifier, tools.clock, self._take)
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
-        self._heartbeats = HeartbeatCache()
+        self._beat_sender = BeatSender(
+            self._outbox, self._tasks, tools.clock, tools.seal, self._note_reply, self._are_many, self._note_silent
+        )
+        self._heartbeats = self._beat_sender.cache
         self._gone: set[PeerId] = set()
-        self._own_beat: OwnBeat | None = None
         self._external_reducer: ExternalReducer | None = None
         self._stood_at: dict[tuple[PeerId, UnitName], CommitId] = {}
 
@@ -196,7 +194,7 @@ class PeerRounds:
         if others and isinstance(message, Proposal | Mend | Settle):
             self._tasks.spawn(self._lead, others, message, raw)
         elif others and isinstance(message, Heartbeat):
-            self._tasks.spawn(self._send_whole, others, message, raw)
+            self._tasks.spawn(self._beat_sender.send_whole, others, message, raw)
         elif others:
             self._tasks.spawn(self._deliver, others, message, raw)
 
@@ -225,38 +223,7 @@ class PeerRounds:
             self._beats[peer] = (now_s, unit)
         if not to:
             return
-        beat = self._own_beat = own_beat(self._of_all_units(order.heartbeat, now_s), self._own_beat)
-        deltas = self._heartbeats.split(to, beat)
-        for raw, peers in deltas.items():
-            self._tasks.spawn(self._send_delta, peers, beat, raw)
-        in_delta = set().union(*deltas.values())
-        others = tuple([peer for peer in to if peer not in in_delta])
-        if others:
-            await self.send(others, beat.heartbeat)
-
-    async def _send_delta(self, to: tuple[PeerId, ...], beat: OwnBeat, raw: bytes) -> None:
-        """Send a heartbeat delta, and the whole heartbeat to each peer that lacks the base of the delta."""
-
-        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
-            if reply == SAY_WHOLE or isinstance(reply, RemoteProtocolError):
-                self._heartbeats.not_taken(peer)
-                await self.send((peer,), beat.heartbeat)
-            else:
-                if not isinstance(reply, PotluckError):
-                    self._heartbeats.taken(peer, beat)
-                await self._note_reply(peer, reply)
-
-        await self._outbox.deliver(to, raw, took, channel=BEAT_CHANNEL, within_s=BEAT_WITHIN_S)
-
-    async def _send_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
-        beat = own_beat(heartbeat, self._own_beat)
-
-        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
-            if not isinstance(reply, PotluckError):
-                self._heartbeats.taken(peer, beat)
-            await self._note_reply(peer, reply)
-
-        await self._outbox.deliver(to, raw, took, within_s=BEAT_WITHIN_S)
+        await self._beat_sender.send(to, self._of_all_units(order.heartbeat, now_s))
 
     def _was_reported(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
         at_s, by = self._beats.get(peer, (-1e9, unit))
@@ -275,7 +242,7 @@ class PeerRounds:
         states = [service.state for service in self.services]
         if len(states) == 1:
             return heartbeat
-        silent = dict.fromkeys(peer for state in states for peer in silent_members(state, now_s))
+        silent = dict.fromkeys(peer for state in states for peer in whom_we_miss(state, now_s))
         slowest_s = max(state.exchange_s for state in states)
         return replace(
             heartbeat,
@@ -307,6 +274,13 @@ class PeerRounds:
 
     async def _lose(self, peer: PeerId) -> None:
         await self.tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
+
+    def _are_many(self) -> bool:
+        return any(is_large(service.state) for service in self.services)
+
+    async def _note_silent(self, peer: PeerId, since_s: float) -> None:
+        log.info("peer_silent", peer=peer_name(peer))
+        await self.tell_all(PeerLost(peer, since_s, is_silent=True))
 
     async def _note_reply(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """Note the result of one message of ours. A connection that broke twice is no death: a process that is gone refuses the

@@ -53,7 +53,7 @@ class CheckpointStates:
         """Nothing is to be kept: a download of a checkpoint that is pruned meanwhile goes on with a newer one."""
 
     async def list(self) -> Sequence[GenerationRef]:
-        """The unit's states, oldest first. Damaged checkpoints are left out."""
+        """The unit's states, oldest first. Damaged checkpoints, and old ones without momentum, are left out."""
         found = []
         for row in self._rows():
             manifest = await self._manifest(row.path)
@@ -100,7 +100,7 @@ class CheckpointStates:
     def _head(self, manifest: CheckpointManifest) -> tuple[StateHeader, Root] | None:
         stored = next((unit for unit in manifest.units or () if unit.unit == self._schema.unit), None)
         entry = stored or (manifest if manifest.unit == self._schema.unit else None)
-        if entry is None:
+        if entry is None or manifest.momentum is None:  # an old one is no state to go on from
             return None
         header = StateHeader(self._schema.unit, CommitId(bytes.fromhex(entry.commit)), entry.index, entry.total_tokens)
         return header, Root(bytes.fromhex(entry.state_root))

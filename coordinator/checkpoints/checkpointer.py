@@ -25,10 +25,10 @@ from coordinator.checkpoints.checkpoints import (
     remove_checkpoint,
     remove_leftovers,
     stored_unit,
-    surplus,
     unlisted_checkpoints,
     write_checkpoint,
 )
+from coordinator.checkpoints.thinning import CheckpointRules, drop_momentum, old_ones, surplus
 from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.chain_log import followed
 from coordinator.progress.run_core import Phase, RunState
@@ -104,20 +104,6 @@ class OtherUnits:
 
 
 SPINE_ALONE: Final = OtherUnits()
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRules:
-    """The interval in commits, how many of the newest to keep, and that one in `keep_every` is kept permanently (0: none)."""
-
-    every_rounds: int
-    keep: int
-    keep_every: int
-
-    @property
-    def lasting_rounds(self) -> int:
-        """Interval in rounds: the first checkpoint in each is kept permanently."""
-        return self.every_rounds * self.keep_every
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,8 +474,13 @@ class Checkpointer:
         rows, left = self._tracker.checkpoints, frozenset[CommitId]()
         if self._tracker.chain is not None:
             rows, left = _sides(self._tracker.chain, rows)
-        for row in surplus(rows, self._rules.keep, self._rules.lasting_rounds, left):
+        for row in surplus(rows, self._rules, left):
             await self._ledger.run(partial(_forget, row.commit))
             await offload.run(partial(remove_checkpoint, self._place.folder, row), cost_s=_WRITE_COST_S)
             _log.info("checkpoint_pruned", index=row.index)
         await self._tracker.refresh_checkpoints()
+        for row in old_ones(rows, self._rules, left):
+            try:
+                await offload.run(partial(drop_momentum, self._place.folder / row.path), cost_s=_WRITE_COST_S)
+            except PotluckError as error:
+                _log.warning("momentum_not_dropped", index=row.index, reason=error.one_line())

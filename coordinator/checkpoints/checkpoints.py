@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from averaging.data.base_files import StoredAdapter
 from averaging.state.state import StateHeader, UnitState, state_root
 from coordinator.checkpoints.stored_file import Count, FrozenModel, HexHash, OnRead, StoredFile, hash_file
-from coordinator.checkpoints.stored_state import StoredState
+from coordinator.checkpoints.stored_state import StoredPlace, StoredState, reading
 from coordinator.checkpoints.tensor_files import TensorSource, source_of, write_tensors
 from coordinator.ledger.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
-from protocol.ids import CommitId, Root, UnitName
+from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.plain_file import check_plain_file
 from protocol.tensors.expert_schema import MixtureConfig
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
@@ -76,6 +77,7 @@ class CheckpointManifest(FrozenModel):
         units: all units, the spine first; left out in a run with one.
         model: the model's numbers as in run.toml, enough to build it.
         experts: the numbers of the model's experts, if it has any.
+        momentum: left out in an old checkpoint, which has `momentum_hashes` instead (thinning.py).
         adapter: the adapter's numbers and its base; left out in a run without. `tensors` are then the adapter's.
         tokenizer: the run's tokenizer; left out if tokens are bytes.
         template: the run's chat template (averaging/data/chat/run_template.py); left out in a run without chats.
@@ -93,7 +95,8 @@ class CheckpointManifest(FrozenModel):
     chunk_elements: Annotated[int, Field(ge=1)]
     tensors: tuple[StoredTensor, ...]
     parameters: StoredFile
-    momentum: StoredFile
+    momentum: StoredFile | None = None
+    momentum_hashes: StoredFile | None = None
     model: dict[str, int | float | bool | str]
     units: tuple[StoredUnit, ...] | None = None
     experts: MixtureConfig | None = None
@@ -102,6 +105,12 @@ class CheckpointManifest(FrozenModel):
     template: StoredFile | None = None
     written_unix_s: Count
     checksum: HexHash = "0" * 64
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> CheckpointManifest:
+        if (self.momentum is None) == (self.momentum_hashes is None):
+            raise ValueError("either the momentum or its hashes")
+        return self
 
     def sealed(self) -> CheckpointManifest:
         """The same with its checksum filled in."""
@@ -168,6 +177,11 @@ def momentum_name(unit: str) -> str:
     return f"{unit}.momentum.safetensors"
 
 
+def momentum_hashes_name(unit: str) -> str:
+    """File of the momentum's hashes, 32 bytes for each chunk of each unit, in the order of the units."""
+    return f"{unit}.momentum.sha256"
+
+
 def checkpoint_name(index: int, commit: CommitId) -> str:
     """Folder name of a checkpoint: sorts by index; the commit distinguishes equal indices."""
     return f"{index:08d}-{commit.hex()[:16]}"
@@ -201,20 +215,17 @@ def _save(path: Path, tensors: Mapping[str, TensorSource], unit: UnitName) -> St
     return hash_file(path)
 
 
+def save_bytes(path: Path, data: bytes) -> StoredFile:
+    """Write a small file of a checkpoint; durable when this returns. Raises OSError."""
+    path.write_bytes(data)
+    sync_path(path)
+    return hash_file(path)
+
+
 def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokenizer | None:
     if tokenizer is None:
         return None
-    path.write_bytes(tokenizer.data)
-    sync_path(path)
-    return StoredTokenizer(**hash_file(path).model_dump(), end=tokenizer.end)
-
-
-def _save_template(path: Path, template: bytes) -> StoredFile | None:
-    if not template:
-        return None
-    path.write_bytes(template)
-    sync_path(path)
-    return hash_file(path)
+    return StoredTokenizer(**save_bytes(path, tokenizer.data).model_dump(), end=tokenizer.end)
 
 
 def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
@@ -236,12 +247,18 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         experts=content.mixture,
         adapter=content.adapter,
         tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
-        template=_save_template(folder / TEMPLATE_NAME, content.template),
+        template=save_bytes(folder / TEMPLATE_NAME, content.template) if content.template else None,
         written_unix_s=now_unix_s,
     )
-    path = folder / MANIFEST_NAME
-    path.write_text(manifest.sealed().model_dump_json(indent=2, exclude_none=True) + "\n", encoding="ascii")
-    sync_path(path)
+    write_manifest(folder, manifest)
+
+
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
+    """Seal the manifest and write it, in place of one that is there. Raises OSError."""
+    path, temporary = folder / MANIFEST_NAME, folder / (_TEMPORARY_PREFIX + MANIFEST_NAME)
+    temporary.write_text(manifest.sealed().model_dump_json(indent=2, exclude_none=True) + "\n", encoding="ascii")
+    sync_path(temporary)
+    temporary.replace(path)
     sync_path(folder)
 
 
@@ -344,16 +361,21 @@ def _check_file(path: Path, name: str, stored: StoredFile, on_read: OnRead = _no
 
 def stored_files(manifest: CheckpointManifest) -> Mapping[str, StoredFile]:
     """The files that a checkpoint's manifest vouches for, by name."""
-    small = {TOKENIZER_NAME: manifest.tokenizer, TEMPLATE_NAME: manifest.template}
-    weights, momentum = parameters_name(manifest.unit), momentum_name(manifest.unit)
-    files = {name: stored for name, stored in small.items() if stored is not None}
-    return {**files, weights: manifest.parameters, momentum: manifest.momentum}
+    unit = manifest.unit
+    files = {
+        TOKENIZER_NAME: manifest.tokenizer,
+        TEMPLATE_NAME: manifest.template,
+        parameters_name(unit): manifest.parameters,
+        momentum_name(unit): manifest.momentum,
+        momentum_hashes_name(unit): manifest.momentum_hashes,
+    }
+    return {name: stored for name, stored in files.items() if stored is not None}
 
 
 def _check_files(path: Path, manifest: CheckpointManifest, on_read: OnRead) -> None:
     for name, stored in stored_files(manifest).items():
         try:
-            _check_file(path, name, stored, _no_report if name in (TOKENIZER_NAME, TEMPLATE_NAME) else on_read)
+            _check_file(path, name, stored, on_read if name.endswith(".safetensors") else _no_report)
         except OSError as error:
             raise _damaged(path, f"{name} could not be read ({error.strerror})") from error
 
@@ -388,15 +410,28 @@ def stored_states(path: Path, manifest: CheckpointManifest) -> Sequence[StoredSt
         units = [(unit, unit.tensors) for unit in manifest.units]
     if sorted(name for _, names in units for name in names) != sorted(shapes):
         raise _damaged(path, "its units have other tensors than it holds")
-    files = path / parameters_name(manifest.unit), path / momentum_name(manifest.unit)
-    found = []
+    hashes = _momentum_hashes(path, manifest)
+    momentum = path / momentum_name(manifest.unit) if hashes is None else None
+    found = list[StoredState]()
     for unit, names in units:
         name = UnitName(unit.unit)
         header = StateHeader(name, CommitId(bytes.fromhex(unit.commit)), unit.index, unit.total_tokens)
         schema = TensorSchema(name, tuple(shapes[tensor] for tensor in names))
         grid = ChunkGrid(schema.num_elements, manifest.chunk_elements)
-        found.append(StoredState(header, schema, grid, Root(bytes.fromhex(unit.state_root)), files))
+        place = StoredPlace(
+            path / parameters_name(manifest.unit), momentum, list(islice(hashes or (), grid.num_chunks))
+        )
+        found.append(StoredState(header, schema, grid, Root(bytes.fromhex(unit.state_root)), place))
     return found
+
+
+def _momentum_hashes(path: Path, manifest: CheckpointManifest) -> Iterator[bytes] | None:
+    """The hashes of the momentum's chunks, if the checkpoint has these instead of the momentum."""
+    if manifest.momentum_hashes is None:
+        return None
+    with reading():
+        data = (path / momentum_hashes_name(manifest.unit)).read_bytes()
+    return (data[first : first + HASH_BYTES] for first in range(0, len(data), HASH_BYTES))
 
 
 def stored_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitContent:
@@ -409,23 +444,6 @@ def stored_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitConten
         if state.schema.unit == schema.unit:
             return UnitContent(schema, grid, state.load(), state.expected)
     raise _damaged(path, f"it has no unit {schema.unit}")
-
-
-def surplus(
-    rows: Sequence[CheckpointRow], keep: int, lasting_rounds: int, left: Collection[CommitId] = ()
-) -> Sequence[CheckpointRow]:
-    """The checkpoints to prune, oldest first: all except the newest `keep` and the first of every `lasting_rounds` rounds (0:
-    none). Those in `left`, on abandoned lineages, go before all others and are never kept for their round.
-
-    The first checkpoint of an interval stays the first when later ones are pruned, so it is kept permanently.
-    """
-    ordered = sorted(rows, key=lambda row: (row.commit not in left, row.index, row.written_unix_s))
-    lasting: dict[int, CommitId] = {}
-    if lasting_rounds:
-        for row in ordered:
-            if row.commit not in left:
-                lasting.setdefault(row.index // lasting_rounds, row.commit)
-    return [row for row in ordered[: max(0, len(ordered) - keep)] if row.commit not in lasting.values()]
 
 
 def remove_checkpoint(folder: Path, row: CheckpointRow) -> None:
@@ -459,16 +477,9 @@ def unlisted_checkpoints(folder: Path, rows: Sequence[CheckpointRow], run_id_hex
 
 
 def _row_of(manifest: CheckpointManifest) -> CheckpointRow:
-    commit = CommitId(bytes.fromhex(manifest.commit))
-    return CheckpointRow(
-        commit,
-        UnitName(manifest.unit),
-        manifest.index,
-        manifest.total_tokens,
-        Root(bytes.fromhex(manifest.state_root)),
-        checkpoint_name(manifest.index, commit),
-        manifest.written_unix_s,
-    )
+    commit, root = CommitId(bytes.fromhex(manifest.commit)), Root(bytes.fromhex(manifest.state_root))
+    unit, name = UnitName(manifest.unit), checkpoint_name(manifest.index, commit)
+    return CheckpointRow(commit, unit, manifest.index, manifest.total_tokens, root, name, manifest.written_unix_s)
 
 
 def lost_checkpoints(folder: Path, rows: Sequence[CheckpointRow]) -> Sequence[CheckpointRow]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,45 +19,66 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """The files of a unit's state. An old checkpoint has no momentum, but the hash of each of its chunks."""
+
+    parameters: Path
+    momentum: Path | None
+    momentum_hashes: Sequence[bytes] = ()
+
+
 class StoredState:
     """The state of one unit in two files of tensors. Only the heads of the files are in memory.
 
     Attributes:
         expected: the root that the manifest names.
-        anchor, momentum: the two vectors.
+        anchor, momentum: the two vectors; an old checkpoint has no momentum.
     """
 
     def __init__(
-        self, header: StateHeader, schema: TensorSchema, grid: ChunkGrid, expected: Root, files: tuple[Path, Path]
+        self, header: StateHeader, schema: TensorSchema, grid: ChunkGrid, expected: Root, place: StoredPlace
     ) -> None:
-        """Open the two files, of the parameters and of the momentum.
+        """Open the files.
 
         Raises:
             StorageError: a file cannot be read, or lacks a tensor of the unit.
         """
         self.header, self.schema, self.grid, self.expected = header, schema, grid, expected
+        self._hashes = place.momentum_hashes
         with reading():
-            self.anchor, self.momentum = (StoredVector(file, schema) for file in files)
+            self.anchor = StoredVector(place.parameters, schema)
+            self.momentum = None if place.momentum is None else StoredVector(place.momentum, schema)
 
     def root(self) -> Root:
         """The root of what the files hold, read a chunk at a time.
 
         Raises:
+            StorageError: a file cannot be read, or is too short.
+        """
+        hashes = self.momentum_hashes()
+        if len(hashes) != self.grid.num_chunks:
+            found = f"{len(hashes)} hashes of the momentum of {self.schema.unit}"
+            raise StorageError(found, f"{self.grid.num_chunks}", "use an older one: potluck checkpoint list")
+        return root_of(self.header, list(map(chunk_leaf, _hashes_of(self.anchor, self.grid), hashes)))
+
+    def momentum_hashes(self) -> Sequence[bytes]:
+        """The hash of each chunk of the momentum: of what its file holds or, in an old checkpoint, as they were written.
+
+        Raises:
             StorageError: a file cannot be read.
         """
-        leaves = []
-        with reading():
-            for chunk in range(self.grid.num_chunks):
-                span = self.grid.bounds(chunk)
-                leaves.append(chunk_leaf(*(leaf_hash(vector.read(*span)) for vector in (self.anchor, self.momentum))))
-        return root_of(self.header, leaves)
+        return self._hashes if self.momentum is None else _hashes_of(self.momentum, self.grid)
 
     def load(self) -> UnitState:
         """The state, in memory.
 
         Raises:
-            StorageError: a file cannot be read.
+            StorageError: a file cannot be read, or there is no momentum.
         """
+        if self.momentum is None:
+            found = f"an old checkpoint of {self.schema.unit}, without momentum"
+            raise StorageError(found, "a whole one", "take one of the newest: potluck checkpoint list")
         header, anchor_N = self.header, self.load_anchor()
         with reading():
             momentum_N = self.momentum.vector()
@@ -66,6 +88,11 @@ class StoredState:
         """(N,) float32: the parameters alone. Raises as `load`."""
         with reading():
             return self.anchor.vector()
+
+
+def _hashes_of(vector: StoredVector, grid: ChunkGrid) -> list[bytes]:
+    with reading():
+        return [leaf_hash(vector.read(*grid.bounds(chunk))) for chunk in range(grid.num_chunks)]
 
 
 @contextmanager

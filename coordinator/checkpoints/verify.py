@@ -23,7 +23,7 @@ def _counted(path: Path, show: OnBytes) -> Callable[[int], None]:
     from coordinator.checkpoints.checkpoints import read_manifest
 
     manifest, done = read_manifest(path), 0
-    total = manifest.parameters.num_bytes + manifest.momentum.num_bytes
+    total = manifest.parameters.num_bytes + (manifest.momentum.num_bytes if manifest.momentum is not None else 0)
 
     def read(num_bytes: int) -> None:
         nonlocal done

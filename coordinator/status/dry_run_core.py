@@ -8,12 +8,13 @@ from protocol.estimates.adapter_estimates import adapter_estimates
 from protocol.estimates.dry_run import Estimate, disk_estimates, round_estimates, traffic_estimates, turn_estimates
 from protocol.estimates.estimates import (
     checkpoint_fetch_bytes,
-    kept_checkpoints,
     ledger_bytes,
     packed_bytes,
     run_size,
 )
+from protocol.estimates.kept_checkpoints import KeptCheckpoints, kept_checkpoints
 from protocol.estimates.pipeline_estimates import stage_estimates
+from protocol.estimates.unit_disk import PARAMETER_BYTES, STATE_BYTES_PER_PARAMETER
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
 from protocol.tables import in_bytes, whole
@@ -35,14 +36,17 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
     )
     fetched_bytes = checkpoint_fetch_bytes(run) * size.slow_rounds_per_day // rules.every_rounds
     written_bytes = size.state_bytes * size.slow_rounds_per_day // rules.every_rounds
-    kept_bytes, ledger = kept * size.state_bytes, ledger_bytes(size.fast_rounds, members)
+    old_bytes = size.state_bytes * PARAMETER_BYTES // STATE_BYTES_PER_PARAMETER
+    kept_bytes, ledger = kept.whole * size.state_bytes + kept.old * old_bytes, ledger_bytes(size.fast_rounds, members)
     return (
         Estimate("adapter" if run.adapter else "model", f"{whole(size.num_parameters)} parameters"),
         *turn_estimates(run),
         *round_estimates(run),
         *adapter_estimates(run)[:1],
         Estimate("memory", f"about {in_bytes(size.host_bytes)}"),
-        Estimate("disk", f"checkpoints {in_bytes(kept_bytes)}: {whole(kept)} of {in_bytes(size.state_bytes)}"),
+        Estimate(
+            "disk", f"checkpoints at most {in_bytes(kept_bytes)}: {_checkpoints(kept, size.state_bytes, old_bytes)}"
+        ),
         Estimate("", f"ledger {in_bytes(ledger)}, with {members} peers in {whole(size.fast_rounds)} rounds"),
         Estimate("", f"data {_data(run, data)}"),
         Estimate("", f"writes {in_bytes(size.state_bytes)} a checkpoint, {in_bytes(written_bytes)} a day"),
@@ -61,6 +65,11 @@ def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
         *stage_estimates(run),
         *traffic_estimates(run, reduces=True),
     )
+
+
+def _checkpoints(kept: KeptCheckpoints, whole_bytes: int, old_bytes: int) -> str:
+    text = f"{whole(kept.whole)} of {in_bytes(whole_bytes)}"
+    return f"{text}, {whole(kept.old)} old ones of {in_bytes(old_bytes)}" if kept.old else text
 
 
 def _interval(run: RunConfig) -> str:

@@ -1,7 +1,11 @@
 """Cards that a plan knows by name: memory and board power. Pure. Peaks of the same cards are in peer/training/plan/speed_core.py.
 
-Sources: the makers' data sheets and product pages (nvidia.com, amd.com), as of July 2025: memory of the usual model, and the power
-that its board may take (TDP, TGP or TBP). Of an MI250 torch sees two devices, so its numbers are half of the card's.
+Power is that which the board may take (TDP, TGP or TBP), by the makers' data sheets and product pages (nvidia.com, amd.com) as of
+July 2025. So is the memory, in GiB of the usual model. Makers count the memory of newer data centre cards in 10^9 bytes, or torch sees
+less of it. Theirs is the capacity that torch names in its errors: 139.80 GiB of an H200, 79.21 of an H100, 178.35 of a B200 and 191.98
+of an MI300X. An MI325X has as many stacks of four thirds of that capacity. An MI300A shares 128 GiB with its processor and gives a
+program 96 of them by default (ROCm's guide to its system settings). Of an MI250 torch sees two devices, so its numbers are half of the
+card's.
 """
 
 from __future__ import annotations
@@ -35,14 +39,14 @@ _NVIDIA: Final[dict[tuple[int, int], str]] = {
     _ADA: "L40S=48/350, L40=48/300, L4=24/72, RTX 6000 ADA=48/300, RTX 5000 ADA=32/250, RTX 4000 ADA=20/130, "
     "RTX 4090=24/450, RTX 4080 SUPER=16/320, RTX 4080=16/320, RTX 4070 TI SUPER=16/285, RTX 4070 TI=12/285, "
     "RTX 4070 SUPER=12/220, RTX 4070=12/200, RTX 4060 TI=8/160, RTX 4060=8/115",
-    _HOPPER: "H200=131/700, H200 NVL=131/600, H100=79/700, H100 PCIE=79/350, H100 NVL=93/400",
-    _BLACKWELL: "B200=167/1000",
+    _HOPPER: "H200=139/700, H200 NVL=139/600, H100=79/700, H100 PCIE=79/350, H100 NVL=93/400",
+    _BLACKWELL: "B200=178/1000",
     _BLACKWELL_120: "RTX 5090=32/575, RTX 5080=16/360, RTX 5070 TI=16/300, RTX 5070=12/250",
 }
-"""By compute capability: name, GiB of memory, watts. Makers give the memory of newer data centre cards in 10^9 bytes."""
+"""By compute capability: name, GiB of memory, watts."""
 
 _AMD: Final[dict[str, str]] = {
-    "gfx942": "MI325X=238/1000, MI300X=178/750, MI300A=119/550",
+    "gfx942": "MI325X=255/1000, MI300X=191/750, MI300A=96/550",
     "gfx90a": "MI250X=64/280, MI250=64/280, MI210=64/300",
     "gfx908": "MI100=32/300",
     "gfx1201": "RX 9070 XT=16/304, RX 9070=16/220",

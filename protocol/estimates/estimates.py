@@ -161,15 +161,6 @@ def host_memory_bytes(num_parameters: int, kept_parameters: int = 0, *, has_mome
     return HOST_BASE_BYTES + of_state * num_parameters + of_units
 
 
-def kept_checkpoints(num_rounds: int, *, every_rounds: int, keep: int, keep_every: int) -> int:
-    """The most checkpoints that exist after `num_rounds`: the newest `keep`, and permanently the first of every `every_rounds *
-    keep_every` rounds, none with 0 (`surplus` in coordinator/checkpoints/checkpoints.py).
-    """
-    num_written = -(-num_rounds // every_rounds)
-    num_lasting = num_rounds // (every_rounds * keep_every) + 1 if keep_every else 0
-    return min(num_written, keep + num_lasting)
-
-
 def ledger_bytes(num_rounds: int, num_members: int) -> int:
     """Bytes of the host's ledger after `num_rounds`; nothing of it is ever removed."""
     return num_rounds * (LEDGER_BYTES_PER_ROUND + LEDGER_BYTES_PER_MEMBER_AND_ROUND * num_members)

@@ -15,6 +15,9 @@ from protocol.tables import in_bytes
 STATE_BYTES_PER_PARAMETER: Final = 8
 """A parameter and its momentum in float32 (averaging/state/state.py)."""
 
+PARAMETER_BYTES: Final = 4
+"""A parameter alone, as in an old checkpoint."""
+
 KEPT_UPDATE_SNAPSHOTS: Final = 4
 """Weight of the kept updates, in snapshots. One would be safe; four give a slow joiner time to finish its download."""
 

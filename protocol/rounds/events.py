@@ -55,10 +55,13 @@ class PeersAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The peer refused a connection: its process is gone, unless it was heard after `at_s`, monotonic time."""
+    """The peer refused a connection: its process is gone, unless it was heard after `at_s`, monotonic time. `is_silent`: it refused
+    nothing, and answered none of the heartbeats that we sent it from then on.
+    """
 
     peer: PeerId
     at_s: float = math.inf
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

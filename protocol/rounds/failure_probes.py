@@ -5,21 +5,36 @@ larger round, and of little use there. So in larger rounds a member is watched b
 These are the two members on each side of it in the order of the proposal. Neighbours report to everybody which members they miss.
 Everybody then probes a missed member itself before it believes the report.
 
-Rules: R12 (protocol/rounds/RULES.md).
+While nothing is open, each peer of many hears from any other rarely. So a peer that answers two heartbeats in a row with nothing is
+named in the heartbeats of the peer that sent them, to a few others at once, and everybody who hears that asks it, too.
+
+Rules: R4, R12 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Final
 
+from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.state import PeerView, RoundState
 
 FULL_MESH: Final = 8
 """With more participants than this, not everybody pings everybody."""
+
+FEW: Final = 16
+"""With at most so many others nothing is said of silent peers while nothing is open: each is heard every few heartbeats."""
+
+TOLD_FOR_S: Final = 60.0
+"""Heartbeats say so long that a peer answers nothing: three of the longest pauses between two of them and some."""
+
+REPORT_VALID_S: Final = 20.0
+MOST_TOLD: Final = 8
+"""Peers that one heartbeat reports as silent while nothing is open, the latest found. It bounds what a false report costs others."""
 
 NUM_BESIDE: Final = 2
 """Watchers on each side of a member: four in all, twice as many as must agree that it is silent."""
@@ -88,6 +103,53 @@ def missed_by_others(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
 
 def _is_small(proposal: Proposal) -> bool:
     return len(proposal.participants) <= FULL_MESH
+
+
+# --- while nothing is open ----------------------------------------------------------------------------------------------------
+
+
+def is_large(state: RoundState) -> bool:
+    """Whether so many peers are known that each hears most others rarely, and needs others' word to notice a death in time (R4)."""
+    return len(state.peers) > FEW
+
+
+def silent_noted(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
+    """The state with a peer that answers no heartbeats. Heartbeats say so for TOLD_FOR_S."""
+    known = {other: at_s for other, at_s in state.barred.silent_since.items() if now_s - at_s <= TOLD_FOR_S}
+    known.pop(peer, None)
+    return replace(state, barred=replace(state.barred, silent_since=MappingProxyType({**known, peer: now_s})))
+
+
+def _is_known_silent(state: RoundState, view: PeerView) -> bool:
+    at_s = state.barred.silent_since.get(view.peer)
+    return at_s is not None and view.heard_at_s < at_s
+
+
+def found_silent(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """Peers that our heartbeats report as silent while nothing is open here: we found it out lately, and have not heard them since."""
+    found = [
+        peer
+        for peer, at_s in state.barred.silent_since.items()
+        if now_s - at_s <= TOLD_FOR_S and (view := state.peers.get(peer)) is not None and _is_known_silent(state, view)
+    ]
+    return tuple(found[-MOST_TOLD:])
+
+
+def missed_while_idle(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """Peers that others report as silent while nothing is open here, and that we have not heard since that report. We ask them
+    ourselves, so nobody can talk another peer dead.
+    """
+    if state.open.proposal is not None or not is_large(state):
+        return ()
+    named: dict[PeerId, None] = {}
+    for reporter in state.peers.values():
+        if not reporter.silent or now_s - reporter.reported_at_s > REPORT_VALID_S:
+            continue
+        for peer in reporter.silent[:MOST_TOLD]:
+            view = state.peers.get(peer)
+            if view is not None and view.heard_at_s < reporter.reported_at_s and not _is_known_silent(state, view):
+                named[peer] = None
+    return tuple(named)
 
 
 @functools.lru_cache(maxsize=64)

@@ -403,8 +403,8 @@ def applied(state: RoundState, event: Applied, now_s: float) -> RoundStep:
     if to_notify:
         actions.append(Send(to_notify, Committed(state.config.unit, event.certificate), reason))
     considered = consider(state, None, now_s)
-    report = telling.head_report(state, is_told, now_s)
-    return RoundStep(considered.state, (*actions, *report, *considered.actions), reason)
+    reported, report = telling.head_report(considered.state, is_told, now_s)
+    return RoundStep(reported, (*actions, *report, *considered.actions), reason)
 
 
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
@@ -420,7 +420,6 @@ def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> 
         snapshot_at_s=state.open.snapshot_at_s if was_heard else 0.0,
         committed_at_s=now_s,
         alone_since_s=None,
-        is_head_seen=True,
     )
     return without_found(moved) if moved.missing else moved
 

@@ -16,7 +16,16 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, following, leading, telling, voting
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, RoundTicked
-from protocol.rounds.failure_probes import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
+from protocol.rounds.failure_probes import (
+    do_watch,
+    is_everybody_pinged,
+    is_large,
+    is_ours_to_ask,
+    missed_by_others,
+    missed_while_idle,
+    silent_noted,
+    whom_we_ping,
+)
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
@@ -48,7 +57,8 @@ DUE_TICK_S: Final = 1.0
 QUICK_HEARTBEAT_S: Final = 5.0
 """With heartbeats slower than this, the machine ticks once a heartbeat: rounds of such a run are long."""
 
-NEVER_HEARD_S: Final = 3600.0
+NEVER_HEARD_S: Final = 1e6
+"""Longer than any patience: that of a run with a hundred thousand peers is half as long."""
 
 UNASKED_FACTOR: Final = 1.5
 """In ping intervals. A peer that waits for another to ask, and heard nothing for this long, asks by itself."""
@@ -76,7 +86,8 @@ def next_tick_s(state: RoundState) -> float:
     otherwise half a heartbeat, or a whole slow one.
     """
     opened, heartbeat_s = state.open, state.config.heartbeat_s
-    if opened.proposal is not None or opened.leading is not None or opened.asked:
+    is_awaited = bool(opened.asked) or state.pulse.report_at_s is not None
+    if opened.proposal is not None or opened.leading is not None or is_awaited:
         return BUSY_TICK_S
     if opened.due_since_s is not None:
         return max(BUSY_TICK_S, min(DUE_TICK_S, heartbeat_s / 8))
@@ -116,13 +127,15 @@ def ticked(state: RoundState, event: RoundTicked, now_s: float) -> RoundStep:
         state = known_at_base(with_views(state, _bringing(state, event.bringing, now_s)), event.bringing)
     state = _watch_quorum(surveyed(state, now_s - idle_patience_s(state)), now_s)
     state, heartbeats = _heartbeats(state, now_s)
+    state, reports = telling.late_report(state, now_s)
     answered = voting.answer_pre_votes(state, now_s)
     drops = _drop_suspects(answered.state, now_s)
     announced = _announce_late_upload(answered.state, now_s)
     given = attempt.give_time(announced.state)
     led = leading.tick(given.state, now_s)
     asked = following.ask_ahead(led.state, now_s)
-    orders = (*heartbeats, *answered.actions, *drops, *announced.actions, *given.actions, *led.actions, *asked.actions)
+    beats = (*heartbeats, *reports)
+    orders = (*beats, *answered.actions, *drops, *announced.actions, *given.actions, *led.actions, *asked.actions)
     reason = led.reason or given.reason or answered.reason or asked.reason
     return RoundStep(_next_tick_after(asked.state, now_s), orders, reason, waiting=led.waiting)
 
@@ -180,13 +193,12 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
     if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
         return state, missed
     if not in_exchange and passed_s < telling.beat_interval_s(state, now_s):
-        return state, ()
+        return state, missed
     targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     pulse = replace(state.pulse, heartbeat_at_s=now_s, num_heartbeats=state.pulse.num_heartbeats + 1)
-    state = replace(state, pulse=pulse)
-    return state, (
-        SendHeartbeat(targets, own_heartbeat(state, now_s), reason="the next heartbeat is due"),
-    ) if targets else ()
+    state, reason = replace(state, pulse=pulse), "the next heartbeat is due"
+    targets = tuple(dict.fromkeys((*(peer for each in missed for peer in each.to), *targets)))
+    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason=reason),) if targets else ()
 
 
 def _is_in_exchange(state: RoundState) -> bool:
@@ -214,7 +226,7 @@ def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """A few peers in turn, and the next opener."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.pulse.num_heartbeats)
-    is_opener_informed = in_turn and opener in state.peers and telling.is_reported_to_opener(state, now_s)
+    is_opener_informed = in_turn and opener in state.peers and telling.is_reported_to_opener(state)
     return tuple(dict.fromkeys([opener, *in_turn] if is_opener_informed else in_turn))
 
 
@@ -236,10 +248,13 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys((*pinged, *_heartbeats_in_turn(state))))
 
 
-def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
-    """If another member reports a peer as silent, probe that peer ourselves, now and with our pings, until nobody reports it."""
+def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[SendHeartbeat, ...]]:
+    """If another member reports a peer as silent, probe that peer ourselves, now and with our pings, until nobody reports it. So does
+    each of many peers while nothing is open.
+    """
     known = state.open.asked_since
-    missed = _first_missed(state, missed_by_others(state, now_s), now_s) if _is_in_exchange(state) else ()
+    named = missed_by_others(state, now_s) if _is_in_exchange(state) else missed_while_idle(state, now_s)
+    missed = _first_missed(state, named, now_s)
     if len(missed) == len(known) and all(peer in known for peer in missed):
         return state, ()
     asked_since = MappingProxyType({peer: known.get(peer, now_s) for peer in missed})
@@ -370,12 +385,26 @@ def with_view(state: RoundState, view: PeerView) -> RoundState:
 
 
 def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
-    """A refused connection is a death at once, unless the peer was heard after it."""
+    """A refused connection is a death at once, unless the peer was heard after it. So is silence among many peers, but in an exchange,
+    where members watch each other (R12).
+    """
     view = state.peers.get(event.peer)
+    if event.is_silent:
+        return _silent(state, event, now_s)
     if view is None or view.lost or view.heard_at_s > event.at_s:
         known = "is not known" if view is None else "is gone already" if view.lost else "was heard since"
         return RoundStep(state, remark=f"a connection to {short(event.peer)} was refused, but it {known}")
     return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused")
+
+
+def _silent(state: RoundState, event: PeerLost, now_s: float) -> RoundStep:
+    view, proposal = state.peers.get(event.peer), state.open.proposal
+    is_member = proposal is not None and event.peer in proposal.participants
+    if view is None or view.heard_at_s > event.at_s or is_gone(state, event.peer) or is_member or not is_large(state):
+        return RoundStep(state, remark=f"{short(event.peer)} did not answer; nothing follows from that now")
+    state = silent_noted(with_view(state, replace(view, heard_at_s=now_s - NEVER_HEARD_S)), event.peer, now_s)
+    told, gone = telling.silence_told(state, event.peer, now_s), _gone(state, event.peer, now_s, "does not answer")
+    return RoundStep(gone.state, (*told, *gone.actions), gone.reason, waiting=gone.waiting)
 
 
 def apart_noted(state: RoundState, is_apart: bool) -> RoundStep:

@@ -79,6 +79,7 @@ from protocol.rounds.state import (
     Contribution,
     LeaderAttempts,
     OpenRound,
+    Pulse,
     RoundConfig,
     RoundState,
     RoundStep,
@@ -120,7 +121,7 @@ def start(
         state_commit=link.commit,
         state_root=state_root,
         spine=spine,
-        is_head_seen=link.record is None,
+        pulse=Pulse(started_at_s=now_s),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.failure_probes import FULL_MESH, do_ping, says_silent, whom_we_ping
+from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, says_silent, whom_we_ping
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
@@ -205,6 +205,11 @@ def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
         return ()
     limit_s += strain_s(state, now_s)
     return tuple(peer for peer in silent if silence_s(state, peer, now_s) > limit_s)
+
+
+def whom_we_miss(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """The peers that our heartbeats report as silent: members of the running exchange, or others while nothing is open."""
+    return silent_members(state, now_s) if state.open.proposal is not None else found_silent(state, now_s)
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:
@@ -416,14 +421,35 @@ def may_be_lone(state: RoundState, now_s: float) -> bool:
 
 def lone_refused(state: RoundState, now_s: float) -> frozenset[CommitId]:
     """Lone commits on our head that nobody had a reason to make: more than half of its voters are here and may vote, ourselves
-    included, and none of them stands on it. A process that has just started may have missed the reason: it judges a little later. One
-    that slept counts everybody who did not sign as here, until all had the time to be heard.
+    included, and none of them stands on it. A process that has just started judges by voters that were here before (`_is_unproven`).
+    One that slept counts everybody who did not sign as here, until all had the time to be heard.
     """
     tree, link = state.tree, state.link
-    if not tree.has_lone or (not state.is_head_seen and now_s - state.committed_at_s < GONE_PATIENCE_S):
+    if not tree.has_lone:
         return frozenset()
     children = [node.link for node in tree.nodes.values() if node.link.parent == link.commit and node.link.is_lone]
+    if now_s - state.pulse.started_at_s < max(GONE_PATIENCE_S, idle_patience_s(state)):
+        return frozenset(child.commit for child in children if _is_unproven(state, child))
     return frozenset(child.commit for child in children if _are_most_voters_here(state, child, now_s))
+
+
+def _is_unproven(state: RoundState, lone: ChainLink) -> bool:
+    """Whether this process, which has just started, may not believe yet that no quorum was here when a lone commit was made: most
+    voters may be without it, and one of them runs since before our head, or was not heard yet. If all of them have started since,
+    they may have been away together, and their work would be done twice.
+    """
+    voters = [peer for peer in state.link.roster if has_vote(state, peer) and not is_gone(state, peer)]
+    without = [peer for peer in voters if _is_without(state, peer, lone)]
+    if 2 * len(without) <= len(state.link.roster):
+        return False
+    return any(peer != state.config.me.peer and not _started_after_head(state, peer) for peer in without)
+
+
+def _started_after_head(state: RoundState, peer: PeerId) -> bool:
+    """Whether a voter was heard from a later process than the one that our head's record counts."""
+    view, record = state.peers.get(peer), state.link.record
+    entry = record.contributor(peer) if record is not None else None
+    return view is not None and view.member is not None and entry is not None and view.member.session > entry.session
 
 
 def _are_most_voters_here(state: RoundState, lone: ChainLink, now_s: float) -> bool:
@@ -470,5 +496,5 @@ def own_heartbeat(state: RoundState, now_s: float) -> Heartbeat:
         state.upload_bytes_per_s,
         (own_head(state),),
         exchange_ms=min(round(state.exchange_s * 1000), (1 << 32) - 1),
-        silent=silent_members(state, now_s),
+        silent=whom_we_miss(state, now_s),
     )

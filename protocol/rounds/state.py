@@ -365,6 +365,7 @@ class Barred:
         voters_until: the commit from which on we may drop these voters again: others did not ack a record of ours without them.
         patient_at: the commit at which we last waited for these peers because they reported slow lines (participants.py).
         doubted_until: the commit from which on we believe these members' uploads again (participants.py).
+        silent_since: when we found that these peers answer no heartbeats, the latest last (failure_probes.py).
     """
 
     expelled: frozenset[PeerId] = frozenset()
@@ -373,6 +374,7 @@ class Barred:
     voters_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     patient_at: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     doubted_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    silent_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def expelling(self, *peers: PeerId) -> Barred:
         """These peers are out, too."""
@@ -389,6 +391,8 @@ class Pulse:
         tick_due_s: when the tick after it is due at the latest: a step may ask for an earlier one.
         stepped_at_s: when it last took a step while a tick was overdue: a process that handles messages is slow and does not sleep.
         woke_at_s: when it went on after a sleep in which others may have gone on alone; None if it never slept so long.
+        report_at_s: when the next opener is to hear of our head; None if it has heard, or hears by the next heartbeats.
+        started_at_s: when it began; what happened before, it did not see.
     """
 
     heartbeat_at_s: float = 0.0
@@ -397,6 +401,8 @@ class Pulse:
     tick_due_s: float = field(default=0.0, compare=False)
     stepped_at_s: float = field(default=0.0, compare=False)
     woke_at_s: float | None = None
+    report_at_s: float | None = None
+    started_at_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -407,8 +413,6 @@ class RoundState:
         link: the head: the newest commit that is applied here.
         tree: the verified commits that are known here, on any lineage.
         switching: the lineage that is being fetched to be followed.
-        is_head_seen: whether this process saw the head committed, or it is the start of the run. Else others may have gone on alone
-            before this process began.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first.
         proposed_at_s: when the head's round was proposed, 0 where unheard.
@@ -435,7 +439,6 @@ class RoundState:
     switching: Switching | None = None
     is_leaving: bool = False
     alone_since_s: float | None = None
-    is_head_seen: bool = False
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
     snapshot_at_s: float = 0.0

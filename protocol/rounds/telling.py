@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from protocol.ids import CommitId, PeerId
+from protocol.frozen import replace
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.messages import Certificate, Committed
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, Send, SendHeartbeat
 from protocol.rounds.queries import (
+    BEATS_TO_OPENER,
     base_opener,
     caught_up,
     due_at_tokens,
@@ -29,11 +31,22 @@ from protocol.rounds.queries import (
     ready_at,
     slowest_beat_s,
 )
-from protocol.rounds.schedule.telling_tree import TREE_FROM, told_by
+from protocol.rounds.schedule.asking_order import asking_order
+from protocol.rounds.schedule.telling_tree import TREE_FROM, draw, told_by
 from protocol.rounds.state import PeerView, RoundState
 
 NUM_SUCCESSORS: Final = 2
 """Peers that a member tells its new head by heartbeat (R15)."""
+
+NUM_TOLD_OF_SILENCE: Final = 6
+"""Peers that hear at once of a silent one from each that finds it out. Three times in turn, that is hundreds."""
+
+REPORT_EVERY_S: Final = 0.5
+"""After a commit BEATS_TO_OPENER peers report it to the next opener, and as many after each such pause. The voters come first, while
+the opener still waits for them.
+"""
+
+_AT_COMMIT: Final = "we are at this commit now"
 
 SHARE: Final = 0.25
 """Share of the time until the round is expected that lies between two heartbeats: news is late by no more than that."""
@@ -113,18 +126,49 @@ def is_told_by_us(state: RoundState, commit: CommitId) -> bool:
     return state.open.announced == commit or (proposal is not None and proposal.ballot.peer == state.config.me.peer)
 
 
-def head_report(state: RoundState, is_told: bool, now_s: float) -> tuple[Action, ...]:
+def head_report(state: RoundState, is_told: bool, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
     """Report our new head to the next opener, and to two successors in the order of ids unless we told everybody of the commit.
 
     The opener proposes to peers whose head it knows. Without this report a peer that is always last would miss round after round.
-    The successors ask for the commit if its certificate was lost. An external reducer hears of it from its leader alone.
+    Among many peers each waits for its turn with that. The successors ask for the commit if its certificate was lost. An external
+    reducer hears of it from its leader alone.
     """
-    me, others = state.config.me.peer, () if is_told else reachable(state)
+    me, everybody, opener = state.config.me.peer, reachable(state), base_opener(state)
+    others = () if is_told else everybody
     after = [p for p in others if p > me] + [p for p in others if p < me]
-    opener = base_opener(state)
-    to = dict.fromkeys((*after[:NUM_SUCCESSORS], *((opener,) if opener in state.peers else ())))
-    why = "we are at this commit now"
-    return (SendHeartbeat(tuple(to), own_heartbeat(state, now_s), True, why),) if to else ()
+    wait_s = _turn_to_report(state, everybody) * REPORT_EVERY_S if opener in state.peers else 0.0
+    state = replace(state, pulse=replace(state.pulse, report_at_s=now_s + wait_s if wait_s else None))
+    to = dict.fromkeys((*after[:NUM_SUCCESSORS], *((opener,) if opener in state.peers and not wait_s else ())))
+    return state, (SendHeartbeat(tuple(to), own_heartbeat(state, now_s), True, _AT_COMMIT),) if to else ()
+
+
+def _turn_to_report(state: RoundState, others: tuple[PeerId, ...]) -> int:
+    """Our place among those that report to the next opener, BEATS_TO_OPENER at a time: voters first, since it waits for them, then in
+    an order that each commit draws.
+    """
+    if len(others) <= BEATS_TO_OPENER:
+        return 0
+    me, commit, voters = state.config.me.peer, state.link.commit, frozenset(state.link.roster)
+    mine = me not in voters, draw(commit, me)
+    return sum((peer not in voters, draw(commit, peer)) < mine for peer in others) // BEATS_TO_OPENER
+
+
+def late_report(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
+    """The report of our head to the next opener, once its turn has come."""
+    at_s, opener = state.pulse.report_at_s, base_opener(state)
+    if at_s is None or now_s < at_s:
+        return state, ()
+    state = replace(state, pulse=replace(state.pulse, report_at_s=None))
+    if opener not in state.peers or opener == state.config.me.peer:
+        return state, ()
+    return state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, _AT_COMMIT),)
+
+
+def silence_told(state: RoundState, silent: PeerId, now_s: float) -> tuple[Action, ...]:
+    """News for a few others, each peer's own choice of them: that a peer does not answer. They ask it, and tell others in turn."""
+    others = (peer for peer in state.peers if peer != silent and not is_gone(state, peer))
+    to = asking_order(state.config.me.peer, others, silent.encode())[:NUM_TOLD_OF_SILENCE]
+    return (SendHeartbeat(to, own_heartbeat(state, now_s), True, f"{short(silent)} does not answer"),) if to else ()
 
 
 # --- heartbeats while nothing is open (R4) ------------------------------------------------------------------------------------
@@ -141,14 +185,11 @@ def beat_interval_s(state: RoundState, now_s: float) -> float:
     return max(quick_s, min(slow_s, passed_s, SHARE * until_due_s(state, now_s)))
 
 
-def is_reported_to_opener(state: RoundState, now_s: float) -> bool:
-    """Whether this heartbeat also goes to the next opener. Every one does when the round is near. While it is distant, only some of
-    many peers send one at a time, or the opener's traffic would grow with their number.
+def is_reported_to_opener(state: RoundState) -> bool:
+    """Whether this heartbeat also goes to the next opener. Of many peers only some send one at a time, or what the opener hears would
+    grow with their number.
     """
-    every = opener_beats(state)
-    if every == 1 or _is_busy(state) or SHARE * until_due_s(state, now_s) <= state.config.heartbeat_s:
-        return True
-    return (state.pulse.num_heartbeats + sum(state.config.me.peer.encode())) % every == 0
+    return (state.pulse.num_heartbeats + sum(state.config.me.peer.encode())) % opener_beats(state) == 0
 
 
 def _is_busy(state: RoundState) -> bool:

@@ -69,7 +69,7 @@ codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the 
 [checkpoint]
 every_rounds = 5
 keep = 3                       # the newest ones
-keep_every = 10                # and permanently one in this many
+keep_every = 10                # and one in this many, fewer and fewer with age, without momentum
 # push = "file:///mnt/models"  # each new one also there, with its export; or s3://, gs://, hf://
 
 # [[evaluate]]                 # what the model can do, with shards = "data"; as many of these as you like

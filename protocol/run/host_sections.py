@@ -33,7 +33,7 @@ class CheckpointSection(Section):
     """How many of the newest checkpoints are kept."""
 
     keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
-    """One in this many checkpoints is kept permanently; 0 for none."""
+    """One in this many checkpoints is kept longer, without its momentum; half as many for each doubling of their age; 0 for none."""
 
     push: Annotated[str, Field(exclude=True, max_length=1024), AfterValidator(_checked_url)] = ""
     """Address to which each new checkpoint and its export go: file://, s3://, gs:// or hf://. The host's alone, and may change at any

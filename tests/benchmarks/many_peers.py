@@ -1,6 +1,9 @@
-"""The cost of many peers for the host: the real service on loopback, with thin clients over gRPC and TLS.
+"""The cost of many peers.
 
-    python -m tests.benchmarks.many_peers --json FILE [--quick]
+    python -m tests.benchmarks.many_peers --json FILE [--quick] [--parts host simulated]
+
+- host: the real service on loopback, with thin clients over gRPC and TLS.
+- simulated: what peers send one another, and how soon a death is noticed (many_peers_virtual.py).
 
 Processor time of the host's process is counted, not wall time, since other programs share the machine. Its part in the thread of trio
 and in the threads of ledger and signatures is the service; all else is gRPC and TLS. Figures of reports leave out what the host spends
@@ -24,6 +27,7 @@ from typing import IO, Final
 from urllib.parse import urlsplit
 
 from protocol.ids import CommitId, RunId
+from tests.benchmarks.many_peers_virtual import virtual_rows
 from tests.benchmarks.processes import die_with_parent
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.benchmarks.thin_clients import HostAt, OpenPage, ThinClient, at_most_at_once, bringing, make_clients, spread
@@ -49,10 +53,12 @@ class Plan:
     num_rounds: int
     num_pages: int
     span_s: float
+    num_simulated: tuple[int, ...]
 
 
-FULL: Final = Plan((64, 500, 2000), 500, 500, 100, 20.0)
-QUICK: Final = Plan((64, 500), 64, 50, 100, 4.0)
+FULL: Final = Plan((64, 500, 2000), 500, 500, 100, 20.0, (64, 128, 256))
+QUICK: Final = Plan((64, 500), 64, 50, 100, 4.0, (32,))
+PARTS: Final = ("host", "simulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +257,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.many_peers")
     parser.add_argument("--json", type=Path, help="write the rows there, one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="fewer clients and shorter spans, to see that it works")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     args = parser.parse_args(arguments)
-    rows = host_rows(QUICK if args.quick else FULL)
+    plan = QUICK if args.quick else FULL
+    rows = host_rows(plan) if "host" in args.parts else []
+    for row in virtual_rows(plan.num_simulated if "simulated" in args.parts else ()):
+        print(f"{row.metric}: {row.value:.4g} {row.unit} {row.target} {row.settings}", flush=True)
+        rows.append(row)
     if args.json is not None:
         write_rows(rows, args.json)
-    print_rows(rows, "many peers: what they cost the host")
+    print_rows(rows, "many peers: what they cost")
 
 
 if __name__ == "__main__":

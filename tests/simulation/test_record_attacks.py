@@ -42,7 +42,7 @@ from protocol.rounds.messages.wire import (
 )
 from protocol.rounds.orders import ReportDoubleVote
 from protocol.rounds.state import RoundState
-from tests.protocol.rounds.made_commits import lineage_on, made_spine
+from tests.protocol.rounds.made_commits import alone_on, made_spine
 from tests.protocol.rounds.round_table import RUN_ID, TARGET_TOKENS, UNIT, Answer, Parcel, Seat, Table
 from tests.simulation.signing import HashSigner, HashVerifier
 
@@ -293,7 +293,7 @@ def test_commits_that_a_member_signs_alone_are_followed_by_nobody_who_has_a_quor
     table.run_until(lambda: table.all_at(rounds), 120.0)
     liar, *honest = table.live()
     fork = liar.disk.genesis if is_from_genesis else liar.head
-    made = lineage_on(fork, [liar], length, tokens=TARGET_TOKENS, lone=True)
+    made = alone_on(fork, [liar], length)
     heads = {seat.head.index for seat in honest}
     for seat in honest:
         for each in made:
@@ -309,12 +309,15 @@ def test_commits_that_a_member_signs_alone_are_followed_by_nobody_who_has_a_quor
 def test_commits_of_keys_that_nobody_admitted_are_worth_nothing() -> None:
     table = _table()
     strangers = [Seat(table, HashSigner(b"stranger %d" % number), table.genesis) for number in range(3)]
+    for stranger in strangers:
+        stranger.start()
     liar, *honest = table.live()
-    made = lineage_on(table.genesis, strangers, 64, tokens=TARGET_TOKENS, lone=True)
+    made = alone_on(table.genesis, strangers, 64, proof=b"of somebody else")
     for seat in honest:
         for each in made:
             seat.hear(liar, Committed(UNIT, each.certificate))
-        assert seat.state.tree.path(made[0].link.commit, seat.head.commit) is None
+        assert made[0].link.commit not in seat.state.tree.nodes
+        assert any("was not admitted to the run" in reason for reason in seat.reasons)
     index = max(seat.head.index for seat in honest)
     table.run_until(lambda: all(seat.head.index > index for seat in honest), 120.0)
 

@@ -56,8 +56,13 @@ def told_by(
     return tuple(sorted(told))
 
 
+def draw(commit: CommitId, peer: PeerId) -> bytes:
+    """The number by which this commit orders this peer, 32 bytes."""
+    return sha256(b"tree" + commit + peer.encode()).digest()
+
+
 def _place(commit: CommitId, peer: PeerId) -> int:
-    return int.from_bytes(sha256(b"tree" + commit + peer.encode()).digest()) >> (256 - _PLACE_BITS)
+    return int.from_bytes(draw(commit, peer)) >> (256 - _PLACE_BITS)
 
 
 def _num_shared(one: int, other: int) -> int:

@@ -13,6 +13,7 @@ import torch
 import trio
 
 from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, NoPart, ReadAnchors, Snapshot, TrainerProgress
+from averaging.rounds.beat_sender import BEAT_CHANNEL
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.round_context import RoundContext, Tasks
@@ -21,7 +22,7 @@ from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.outbox import ROUND_CHANNEL
-from averaging.rounds.peer_rounds import BEAT_CHANNEL, PeerContext, PeerRounds
+from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError

@@ -9,13 +9,14 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from averaging.rounds.beat_sender import BEAT_CHANNEL
 from averaging.rounds.exchange.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.fetching.gather_results import GATHER_WITHIN_S
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
 from averaging.rounds.lineage.round_reports import HeadsMoved
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.outbox import GATHER_S, ROUND_CHANNEL
-from averaging.rounds.peer_rounds import BEAT_CHANNEL, SAY_AGAIN_AFTER_S
+from averaging.rounds.peer_rounds import SAY_AGAIN_AFTER_S
 from averaging.rounds.traffic.transfer import ask_all, fetch_commits
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryStorage
@@ -160,10 +161,10 @@ async def _beats() -> AsyncIterator[Beats]:
     async with two_units(is_running=False) as life:
         beats = Beats(life, [])
 
-        async def note(to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        async def note(to: tuple[PeerId, ...], heartbeat: Heartbeat) -> None:
             beats.sent.append(to)
 
-        life.rounds.send = note  # type: ignore[method-assign]
+        life.rounds._beat_sender.send = note  # type: ignore[method-assign]
         yield beats
 
 

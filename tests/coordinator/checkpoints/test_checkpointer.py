@@ -22,7 +22,6 @@ from coordinator.checkpoints.checkpointer import (
     NO_OFFSETS,
     Checkpointer,
     CheckpointPlace,
-    CheckpointRules,
     FetchState,
     OtherUnits,
     Target,
@@ -37,6 +36,7 @@ from coordinator.checkpoints.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
+from coordinator.checkpoints.thinning import CheckpointRules
 from coordinator.presence.presence import PeerEntry
 from coordinator.progress.chain_log import ChainLog
 from coordinator.progress.run_core import Phase, RunState
@@ -519,6 +519,7 @@ async def test_checkpoints_are_pulled_pruned_and_end_with_the_last_commit(
         folder = tmp_path / "checkpoints"
         assert sorted(path.name for path in folder.iterdir()) == [row.path for row in rows]
         assert verify_checkpoint(folder / rows[-1].path).commit == chain.head[0].hex()
+        assert [verify_checkpoint(folder / row.path).momentum is None for row in rows] == [True, False, False]
         assert list(host.ledger.checkpoints()) == list(rows)
 
 

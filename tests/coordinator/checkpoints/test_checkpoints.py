@@ -21,12 +21,10 @@ from coordinator.checkpoints.checkpoints import (
     remove_checkpoint,
     remove_leftovers,
     stored_unit,
-    surplus,
     unlisted_checkpoints,
     verify_checkpoint,
     write_checkpoint,
 )
-from coordinator.ledger.ledger import CheckpointRow
 from coordinator.run.run_files import RunTokenizer
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
@@ -309,33 +307,11 @@ def test_folder_without_a_checkpoint_and_a_file_are_named(tmp_path: Path) -> Non
             verify_checkpoint(path)
 
 
-def test_newest_are_kept_and_the_rest_pruned(tmp_path: Path) -> None:
-    rows = [write_checkpoint(tmp_path, content(index), now_unix_s=index) for index in (1, 2, 3, 4)]
-    doomed = surplus(rows[::-1], keep=3, lasting_rounds=0)
-    assert doomed == rows[:1]
-    remove_checkpoint(tmp_path, doomed[0])
-    remove_checkpoint(tmp_path, doomed[0])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [row.path for row in rows[1:]]
-
-
-def test_the_first_of_every_so_many_rounds_is_kept_for_ever_whenever_pruning_happens() -> None:
-    rows: list[CheckpointRow] = []
-    for index in (3, 5, 8, 11, 12, 14, 22, 25, 31, 33):
-        rows.append(CheckpointRow(CommitId(bytes([index]) * 32), SCHEMA.unit, index, 0, Root(bytes(32)), "", index))
-        doomed = surplus(rows, keep=2, lasting_rounds=10)
-        rows = [row for row in rows if row not in doomed]
-    assert [row.index for row in rows] == [3, 11, 22, 31, 33]
-
-
-def test_those_of_lineages_that_were_left_go_first_whatever_their_rounds_and_none_lasts() -> None:
-    rows = [
-        CheckpointRow(CommitId(bytes([index]) * 32), SCHEMA.unit, index, 0, Root(bytes(32)), "", index)
-        for index in (3, 5, 8, 100, 102)
-    ]
-    left = {row.commit for row in rows if row.index in (3, 100, 102)}
-    for keep, kept in ((1, [5, 8]), (3, [5, 8, 102]), (4, [5, 8, 100, 102])):
-        doomed = surplus(rows, keep, 10, left)
-        assert [row.index for row in rows if row not in doomed] == kept
+def test_a_removed_checkpoint_leaves_nothing_and_a_second_removal_is_harmless(tmp_path: Path) -> None:
+    rows = [write_checkpoint(tmp_path, content(index), now_unix_s=index) for index in (1, 2)]
+    remove_checkpoint(tmp_path, rows[0])
+    remove_checkpoint(tmp_path, rows[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [rows[1].path]
 
 
 def test_leftovers_of_unfinished_writes_are_removed_at_the_start(tmp_path: Path) -> None:

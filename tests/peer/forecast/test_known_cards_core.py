@@ -22,6 +22,13 @@ def test_every_card_of_the_table_has_a_peak_in_the_type_that_it_trains_in(name: 
     assert 50 <= known.watts <= 2000
 
 
+@pytest.mark.parametrize(
+    ("name", "gib"), [("h200", 139.80), ("h100", 79.21), ("b200", 178.35), ("mi300x", 191.98), ("mi325x", 255.98)]
+)
+def test_a_large_card_has_the_memory_that_torch_finds_on_it(name: str, gib: float) -> None:
+    assert known_card(name).card.memory_bytes >> 30 == int(gib)
+
+
 @pytest.mark.parametrize(("wrong", "near"), [("3090", "rtx3090"), ("rtx3009", "rtx3090"), ("a100", "a10040gb")])
 def test_an_unknown_card_is_one_line_with_the_nearest_names(wrong: str, near: str) -> None:
     with pytest.raises(ConfigError) as caught:

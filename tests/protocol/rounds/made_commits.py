@@ -194,6 +194,23 @@ def lineage_on(
     return made
 
 
+def alone_on(parent: ChainLink, members: Sequence[Seat], length: int, *, proof: bytes | None = None) -> list[Made]:
+    """So many commits that keep all rules, to which only these members contributed, and which only they acked. `proof` stands in place
+    of the credentials that admitted them.
+    """
+    made: list[Made] = []
+    roster = tuple(sorted(seat.peer for seat in members))
+    for place in range(length):
+        base = made[-1].link if made else parent
+        record = signed_record(base, members)
+        if proof is not None:
+            entries = tuple(replace(entry, credential=proof) for entry in record.contributors)
+            record = replace(record, contributors=entries)
+        record = replace(record, lone=not place, roster=roster, incarnations=(1,) * len(roster))
+        made.append(certified(base, record, members))
+    return made
+
+
 @dataclass(frozen=True)
 class MadeSpine:
     """A run's own lineage that forked after its first commit: `left` and `right` follow `trunk`."""

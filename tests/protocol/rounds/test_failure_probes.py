@@ -1,27 +1,44 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from protocol.ids import PeerId
-from protocol.rounds.events import RoundTicked
-from protocol.rounds.failure_probes import FULL_MESH, NUM_BESIDE, do_ping, do_watch, is_ours_to_ask, missed_by_others
+from protocol.rounds.events import PeerLost, RoundTicked
+from protocol.rounds.failure_probes import (
+    FEW,
+    FULL_MESH,
+    MOST_TOLD,
+    NUM_BESIDE,
+    REPORT_VALID_S,
+    TOLD_FOR_S,
+    do_ping,
+    do_watch,
+    found_silent,
+    is_ours_to_ask,
+    missed_by_others,
+    missed_while_idle,
+)
 from protocol.rounds.liveness import MOST_ASKED, ticked, with_view
 from protocol.rounds.messages.messages import Proposal, ResultReady, SliceSpec
-from protocol.rounds.orders import DropMember, SendHeartbeat
+from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.queries import (
     LEAST_COMPARED,
     MOST_STRAIN_S,
     MOST_THIN_S,
     THIN_SHARE,
+    idle_patience_s,
+    is_alive,
     is_suspected,
     silent_members,
     strain_s,
 )
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
+from protocol.rounds.telling import NUM_TOLD_OF_SILENCE
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 LARGE = 2 * FULL_MESH
@@ -324,3 +341,104 @@ def test_of_many_who_are_missed_all_have_their_turn_however_many_a_liar_says_tha
             state = with_view(state, replace(state.peers[peer], heard_at_s=now_s + 0.1))
     assert asked >= set(missed)
     assert missed[-1] in state.open.asked_since, "who does not answer goes on being asked"
+
+
+# --- while nothing is open ----------------------------------------------------------------------------------------------------
+
+
+def _idle(num_peers: int = FEW + 2) -> tuple[Table, Seat, Seat, Seat]:
+    """So many who have heard each other and whose round is far away; two of them, and one that froze since."""
+    table = Table(num_peers, max_members=64, longest_interval_s=600.0)
+    for seat in table.live():
+        seat.tokens = 0
+    acquaint(table)
+    table.now_s += 5.0
+    seat, other, frozen, *_ = table.others(table.opener())
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    return table, seat, other, frozen
+
+
+def _is_dead(seat: Seat, other: Seat) -> bool:
+    return not is_alive(seat.state, other.peer, seat.table.now_s, idle_patience_s(seat.state))
+
+
+def _asked(orders: Sequence[Action]) -> list[PeerId]:
+    return [peer for order in orders if isinstance(order, SendHeartbeat) for peer in order.to]
+
+
+def test_among_many_a_peer_that_answers_no_heartbeats_is_taken_for_dead_and_told_in_the_next_heartbeats() -> None:
+    table, seat, _, frozen = _idle()
+    told = _asked(seat.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True)))
+    assert _is_dead(seat, frozen)
+    assert heartbeat_of(seat).silent == (frozen.peer,)
+    assert len(set(told)) == len(told) == NUM_TOLD_OF_SILENCE, "they do not wait for the next heartbeat that is due"
+    assert frozen.peer not in told
+    table.now_s += TOLD_FOR_S + 1.0
+    assert heartbeat_of(seat).silent == ()
+
+
+def test_among_a_few_nothing_follows_from_silence_that_no_patience_has_outlasted() -> None:
+    table, seat, _, frozen = _idle(FEW)
+    seat.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    assert not _is_dead(seat, frozen)
+    assert heartbeat_of(seat).silent == ()
+
+
+def test_a_peer_that_was_heard_since_is_not_silent_and_one_that_comes_back_is_told_no_more() -> None:
+    table, seat, _, frozen = _idle()
+    seat.feed(PeerLost(frozen.peer, table.now_s - 10.0, is_silent=True))
+    assert not _is_dead(seat, frozen)
+    seat.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    table.now_s += 1.0
+    seat.hear(frozen, heartbeat_of(frozen))
+    assert not _is_dead(seat, frozen)
+    assert heartbeat_of(seat).silent == ()
+
+
+def test_in_an_exchange_silence_of_a_member_is_left_to_its_watchers() -> None:
+    table = _exchanging(FEW + 2)
+    seat, other, *_ = table.others(table.opener())
+    seat.feed(PeerLost(other.peer, table.now_s, is_silent=True))
+    assert not _is_dead(seat, other)
+
+
+def test_a_peer_that_another_calls_silent_is_asked_once_and_not_believed_dead() -> None:
+    table, seat, other, frozen = _idle()
+    other.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    seat.hear(other, heartbeat_of(other))
+    assert missed_while_idle(seat.state, table.now_s) == (frozen.peer,)
+    assert _asked(seat.feed(RoundTicked())).count(frozen.peer) == 1
+    assert not _is_dead(seat, frozen)
+    table.now_s += 1.0
+    seat.hear(frozen, heartbeat_of(frozen))
+    assert missed_while_idle(seat.state, table.now_s) == ()
+
+
+@pytest.mark.parametrize("since_last_s", [0.5, 2.0, 100.0])
+def test_a_peer_that_another_calls_silent_is_asked_whenever_the_next_heartbeat_is_due(since_last_s: float) -> None:
+    table, seat, other, frozen = _idle()
+    table.now_s += 50.0
+    other.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    seat.hear(other, heartbeat_of(other))
+    seat.state = replace(seat.state, pulse=replace(seat.state.pulse, heartbeat_at_s=table.now_s - since_last_s))
+    assert frozen.peer in _asked(seat.feed(RoundTicked()))
+
+
+def test_a_report_of_silence_is_old_after_a_while_and_costs_nothing_once_the_silence_is_known() -> None:
+    table, seat, other, frozen = _idle()
+    other.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    seat.hear(other, heartbeat_of(other))
+    assert missed_while_idle(seat.state, table.now_s + REPORT_VALID_S + 1.0) == ()
+    seat.feed(PeerLost(frozen.peer, table.now_s - 1.0, is_silent=True))
+    assert missed_while_idle(seat.state, table.now_s) == ()
+
+
+def test_of_many_silent_peers_the_latest_few_are_told_and_a_liar_makes_no_more_than_a_few_be_asked() -> None:
+    table, seat, liar, *_ = _idle(FEW + 2 * MOST_TOLD)
+    everybody = tuple(one.peer for one in table.others(seat, liar))
+    for peer in everybody:
+        seat.feed(PeerLost(peer, table.now_s - 1.0, is_silent=True))
+    assert found_silent(seat.state, table.now_s) == everybody[-MOST_TOLD:]
+    _, asker, _, *_ = table.others(table.opener(), seat, liar)
+    asker.hear(liar, replace(heartbeat_of(liar), silent=everybody))
+    assert len(missed_while_idle(asker.state, table.now_s)) <= MOST_TOLD

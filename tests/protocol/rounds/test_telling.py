@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from protocol.rounds.events import Progressed, RoundTicked
+from protocol.rounds.liveness import next_tick_s
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.queries import BEATS_TO_OPENER, SLOWEST_BEAT_S, opener_beats, slowest_beat_s
 from protocol.rounds.schedule.stagger import Stagger
 from protocol.rounds.state import Pulse, RoundConfig, RoundState
-from protocol.rounds.telling import beat_interval_s, is_reported_to_opener, until_due_s
+from protocol.rounds.telling import (
+    REPORT_EVERY_S,
+    _turn_to_report,
+    beat_interval_s,
+    is_reported_to_opener,
+    late_report,
+    reachable,
+    until_due_s,
+)
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 TARGET_TOKENS = 300_000
@@ -60,21 +70,43 @@ def test_they_are_quick_after_a_commit_and_when_the_longest_interval_is_nearly_o
     assert beat_interval_s(seat.state, table.now_s + 17.0) == QUICK_S
 
 
-def test_the_next_opener_of_many_is_told_in_turns_while_the_round_is_far_and_by_every_heartbeat_when_it_is_near() -> (
-    None
-):
+def test_the_next_opener_of_many_is_told_by_a_part_of_them_at_a_time() -> None:
     for num_peers, every in ((4, 1), (BEATS_TO_OPENER + 1, 1), (2 * BEATS_TO_OPENER, 2)):
         table, seat = _met(num_peers, max_members=64)
         assert opener_beats(seat.state) == every
         reported = []
         for one in table.live():
             states = [replace(one.state, pulse=Pulse(num_heartbeats=number)) for number in range(every)]
-            now = [is_reported_to_opener(state, table.now_s) for state in states]
+            now = [is_reported_to_opener(state) for state in states]
             assert now.count(True) == 1
-            assert all(is_reported_to_opener(state, table.now_s + LONG_S - 100.0 - 4 * QUICK_S) for state in states)
             reported.append(now.index(True))
         if every == 2:
             assert num_peers / 4 < reported.count(0) < num_peers * 3 / 4, "not all at once"
+
+
+def test_after_a_commit_so_many_at_a_time_tell_the_next_opener_and_voters_first() -> None:
+    table = Table(3 * BEATS_TO_OPENER, num_founders=8, max_members=64)
+    acquaint(table)
+    table.run_until(lambda: table.all_at(1))
+    opener = table.opener()
+    turns = {seat: _turn_to_report(seat.state, reachable(seat.state)) for seat in table.others(opener)}
+    voters = set(opener.head.roster)
+    assert max(Counter(turns.values()).values()) <= BEATS_TO_OPENER + 1
+    assert max(turns.values()) == len(turns) // BEATS_TO_OPENER
+    firsts = [seat.peer in voters for seat, turn in sorted(turns.items(), key=lambda item: item[1])]
+    assert max(turn for seat, turn in turns.items() if seat.peer in voters) <= firsts.count(True) // BEATS_TO_OPENER
+
+
+def test_a_report_to_the_next_opener_is_made_when_its_turn_comes_and_once() -> None:
+    table, seat = _met(2 * BEATS_TO_OPENER, max_members=64)
+    if seat is table.opener():
+        seat = table.others(seat)[0]
+    state = replace(seat.state, pulse=replace(seat.state.pulse, report_at_s=table.now_s + REPORT_EVERY_S))
+    assert late_report(state, table.now_s) == (state, ())
+    assert next_tick_s(state) <= REPORT_EVERY_S
+    told, orders = late_report(state, table.now_s + REPORT_EVERY_S)
+    assert [order.to for order in orders if isinstance(order, SendHeartbeat)] == [(table.opener().peer,)]
+    assert late_report(told, table.now_s + 2 * REPORT_EVERY_S) == (told, ())
 
 
 def test_they_are_quick_while_a_round_is_due_or_no_quorum_is_in_reach() -> None:
