@@ -50,12 +50,12 @@ from protocol.rounds.queries import (
     is_suspected,
     may_be_lone,
     may_hand_on,
-    opener_patience_s,
     quorum_in_reach,
     silence_s,
     thin_line_s,
 )
 from protocol.rounds.state import Leading, RoundState, RoundStep
+from protocol.rounds.telling import opener_patience_s
 
 RANK_DELAY_S: Final = 1.0
 """The peer of rank r takes over this many seconds times r later (R6), so that two who think alike do not duel."""

@@ -23,9 +23,6 @@ NUM_WITNESSES: Final = 2
 NUM_HEARTBEAT_PEERS: Final = 3
 """Constant fan-out of heartbeats while nothing is open (R4)."""
 
-BEATS_TO_OPENER: Final = 16
-"""Peers that send a heartbeat to the next opener at a time while a round is far away. It bounds what the opener receives."""
-
 SLOWEST_BEAT_S: Final = 15.0
 BEATS_AN_INTERVAL: Final = 20
 """Least number of heartbeats in the longest interval: a silent peer must be noticed within the round."""
@@ -98,17 +95,6 @@ def patience_for_s(state: RoundState, num_peers: int) -> float:
     """As `idle_patience_s`, where `num_peers` get heartbeats in turn."""
     turns = -(-num_peers // NUM_HEARTBEAT_PEERS)
     return (max(1, turns) + 3) * slowest_beat_s(state.config) + state.config.suspect_after_s
-
-
-def opener_beats(state: RoundState) -> int:
-    """Every n-th heartbeat of a peer goes to the next opener too. So it gets at most `BEATS_TO_OPENER` at a time."""
-    num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
-    return max(1, -(-num_peers // BEATS_TO_OPENER))
-
-
-def opener_patience_s(state: RoundState) -> float:
-    """How long the next opener may be silent: it gets one in `opener_beats` heartbeats, and answers."""
-    return (3 + opener_beats(state)) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:

@@ -19,14 +19,13 @@ from protocol.rounds.messages.messages import Certificate, Committed, Heartbeat,
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, Send, SendHeartbeat
 from protocol.rounds.queries import (
-    BEATS_TO_OPENER,
     base_opener,
+    beat_peers,
     caught_up,
     due_at_tokens,
     due_within_s,
     is_gone,
     may_hold,
-    opener_beats,
     ready_at,
     slowest_beat_s,
     whom_we_miss,
@@ -40,6 +39,9 @@ NUM_SUCCESSORS: Final = 2
 
 NUM_TOLD_OF_SILENCE: Final = 6
 """Peers that hear at once of a silent one from each that finds it out. Three times in turn, that is hundreds."""
+
+BEATS_TO_OPENER: Final = 16
+"""Peers that send a heartbeat to the next opener at a time while a round is far away. It bounds what the opener receives."""
 
 REPORT_EVERY_S: Final = 0.5
 """After a commit BEATS_TO_OPENER peers report it to the next opener, and as many after each such pause. The voters come first, while
@@ -183,6 +185,17 @@ def beat_interval_s(state: RoundState, now_s: float) -> float:
     if passed_s <= quick_s:
         return quick_s
     return max(quick_s, min(slow_s, passed_s, SHARE * until_due_s(state, now_s)))
+
+
+def opener_beats(state: RoundState) -> int:
+    """Every n-th heartbeat of a peer goes to the next opener too. So it gets at most `BEATS_TO_OPENER` at a time."""
+    num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
+    return max(1, -(-num_peers // BEATS_TO_OPENER))
+
+
+def opener_patience_s(state: RoundState) -> float:
+    """How long the next opener may be silent: it gets one in `opener_beats` heartbeats, and answers."""
+    return (3 + opener_beats(state)) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def is_reported_to_opener(state: RoundState) -> bool:

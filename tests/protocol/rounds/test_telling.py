@@ -8,15 +8,17 @@ from protocol.rounds.events import Progressed, RoundTicked
 from protocol.rounds.liveness import next_tick_s
 from protocol.rounds.messages.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.queries import BEATS_TO_OPENER, SLOWEST_BEAT_S, opener_beats, slowest_beat_s
+from protocol.rounds.queries import SLOWEST_BEAT_S, slowest_beat_s
 from protocol.rounds.schedule.stagger import Stagger
 from protocol.rounds.state import Pulse, RoundConfig, RoundState
 from protocol.rounds.telling import (
+    BEATS_TO_OPENER,
     REPORT_EVERY_S,
     _turn_to_report,
     beat_interval_s,
     is_reported_to_opener,
     late_report,
+    opener_beats,
     reachable,
     until_due_s,
 )
