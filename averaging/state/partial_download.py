@@ -107,7 +107,8 @@ class PartialDownload:
         """The bytes of some chunks of the state at `commit`, in order; None if not all of them are here."""
         found: list[bytes] = []
         while commit == self._commit and first_chunk < stop_chunk:
-            begin = max((begin for begin in self._files if begin <= first_chunk), default=first_chunk)
+            fitting = (begin for begin, number in self._files.items() if begin <= first_chunk < begin + number)
+            begin = max(fitting, default=first_chunk)
             number = min(stop_chunk, begin + self._files.get(begin, 0)) - first_chunk
             start, stop = (
                 STATE_BYTES_PER_VALUE * place for place in self._grid.span(first_chunk, first_chunk + max(1, number))

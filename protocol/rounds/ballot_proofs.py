@@ -21,7 +21,6 @@ from protocol.rounds.messages.bounds import MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BY
 from protocol.rounds.messages.messages import Ack, AckedRecord, Leave, PreVote, Promise, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_record
-from protocol.rounds.participants import has_room_for_leave
 from protocol.rounds.queries import has_vote, is_base_quorum, may_be_lone
 from protocol.rounds.state import RoundState, SignedLeave
 
@@ -117,11 +116,12 @@ def _choice_problem(state: RoundState, settle: Settle, acked: Acked, promised: C
 
 
 def leaves_in(state: RoundState, settle: Settle) -> dict[PeerId, SignedLeave]:
-    """The goodbyes on our base that a settled record relies on, by leaver. Raises RemoteProtocolError and VersionError."""
+    """The goodbyes of voters on our base that a settled record relies on, by leaver. Raises RemoteProtocolError and VersionError."""
     config, found = state.config, dict[PeerId, SignedLeave]()
     for raw in settle.leaves:
         peer, leave = open_leave(raw, verifier=config.verifier, run_id=config.run_id)
-        if leave.base == state.link.commit and leave.unit == config.unit and tells_all_votes(leave, state.link):
+        is_known = peer in state.link.roster and tells_all_votes(leave, state.link)
+        if leave.base == state.link.commit and leave.unit == config.unit and is_known:
             found[peer] = SignedLeave(leave, raw)
     return found
 
@@ -131,7 +131,7 @@ def with_leaves(state: RoundState, settle: Settle) -> RoundState:
     base stands. Raises as `leaves_in`.
     """
     for peer, signed in leaves_in(state, settle).items():
-        if peer not in state.open.leaves and has_room_for_leave(state, signed.leave):
+        if peer not in state.open.leaves:
             leaves = MappingProxyType({**state.open.leaves, peer: signed})
             state = replace(state, open=replace(state.open, leaves=leaves))
     return state

@@ -30,7 +30,7 @@ from protocol.rounds.lineage.chain import is_vote_on
 from protocol.rounds.messages.messages import Heartbeat, Leave, UnitHead
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import Action, DropMember, PrepareContribution, SendHeartbeat
-from protocol.rounds.participants import DEADLINE_FACTOR, carriers, has_room_for_leave, known_at_base
+from protocol.rounds.participants import DEADLINE_FACTOR, carriers, known_at_base
 from protocol.rounds.peer_survey import surveyed, with_views
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
@@ -429,7 +429,7 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
         if convicted.actions:
             return convicted
     state = with_view(state, replace(view, left=True))
-    is_first = has_room_for_leave(state, leave) and sender not in state.open.leaves
+    is_first = sender in state.link.roster and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and is_vote_on(leave, state.link) and raw:
         leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
         state = replace(state, open=replace(state.open, leaves=leaves))

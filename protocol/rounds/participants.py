@@ -15,7 +15,6 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.turns import by_turn, last_counted
-from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
 from protocol.rounds.messages.record import CommitRecord, OmissionCode
 from protocol.rounds.messages.wire import decode_record
@@ -180,7 +179,10 @@ def brought_before(state: RoundState, led: Leading, here: Mapping[PeerId, Member
     found = [m for m in members if m.peer in counted or is_gone(state, m.peer)]
     found = [m for m in (*_carried(state, here), *found) if m.peer not in here and m.peer not in state.barred.expelled]
     room = max(0, state.config.max_members - len(here))
-    return dict(list({member.peer: member for member in found}.items())[:room])
+    first: dict[PeerId, Member] = {}
+    for member in found:
+        first.setdefault(member.peer, member)  # a carrier has what the latest process of a leaver made
+    return dict(list(first.items())[:room])
 
 
 def _carried(state: RoundState, here: Mapping[PeerId, Member]) -> list[Member]:
@@ -189,19 +191,13 @@ def _carried(state: RoundState, here: Mapping[PeerId, Member]) -> list[Member]:
     return [leave.member for leave in leaves if leave.carrier and here.get(leave.carrier.peer) == leave.carrier]
 
 
-def has_room_for_leave(state: RoundState, leave: Leave) -> bool:
-    """Whether a goodbye on our base is kept: that of a voter, and that of another peer whose contribution a carrier has. It must not
-    vote next. A record relies on at most MAX_MEMBERS goodbyes.
-    """
-    if leave.member.peer in state.link.roster:
-        return True
-    return leave.carrier is not None and len({*state.link.roster, *state.open.leaves}) < MAX_MEMBERS
-
-
 def carriers(state: RoundState, now_s: float) -> list[Member]:
     """The peers that may take our contribution for the round to come, the best first: the expected opener, which plans that round,
     then others in an order that differs from leaver to leaver. They must be reachable, and the surest ones have our head already.
+    Nobody, if we are no voter: a record that counts a leaver relies on its goodbye, and goodbyes of voters alone are known to all.
     """
+    if state.config.me.peer not in state.link.roster:
+        return []
     patience_s, opener, me = idle_patience_s(state), base_opener(state), state.config.me.peer
     ready = {view.peer for view in caught_up(state, now_s)}
     able = [

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import structlog
+
 from averaging.codecs import Codec
 from averaging.rounds.exchange.carried_contribution import CarriedContribution
 from averaging.rounds.traffic.batches import Batch
@@ -19,6 +21,7 @@ from averaging.rounds.traffic.contribution import EncodedContribution, split_has
 from protocol.errors import RemoteProtocolError, TransportError
 from protocol.identity.envelope import open_envelope, seal_of
 from protocol.identity.identity import Verifier
+from protocol.identity.names import peer_name
 from protocol.ids import HASH_BYTES, PeerId, Root, RunId
 from protocol.merkle import leaf_hash, range_root
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
@@ -26,6 +29,8 @@ from protocol.rounds.messages.claim import decode_claim
 from protocol.rounds.messages.messages import Member, Proposal, SliceSpec
 from protocol.rounds.messages.requests import CarryHello, ContributionHeader, ExchangeHello
 from protocol.tensors.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
 
 MAX_CARRIED: Final = 4
 """Contributions of leavers that a peer keeps for a round, each as large as its own. A leaver that is refused asks another peer."""
@@ -186,8 +191,13 @@ class Offers:
             for each in self._carried.values()
             if each.is_known and proposal.member(each.member.peer) == each.member
         ]
-        for each in found:
-            offer = self._headed(each.member.peer, proposal, each.header)
+        for each in list(found):
+            try:
+                offer = self._headed(each.member.peer, proposal, each.header)
+            except RemoteProtocolError as error:  # it gave a carrier something else than it offers itself
+                log.info("not_carried", of=peer_name(each.member.peer), reason=error.one_line())
+                found.remove(each)
+                continue
             offer.credential = each.credential
             offer.hashes.update(enumerate(each.tree.levels[0]))
             offer.chunks.update((chunk, each.chunks[chunk]) for chunk in each.here if chunk not in offer.chunks)

@@ -7,8 +7,8 @@ on beside the others, so that it holds up nobody.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from typing import Final
 
@@ -35,6 +35,11 @@ class Turns:
     def __init__(self) -> None:
         self._until_s: list[float] = []
         self._of: Counter[PeerId] = Counter()
+        """Open requests of each asker."""
+
+        self._in_line: Counter[PeerId] = Counter()
+        """Those of them that wait for a turn or have one: at most EACH."""
+
         self._waiting: deque[object] = deque()
         self._changed = trio.Event()
 
@@ -44,15 +49,18 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, asker: PeerId) -> AsyncIterator[None]:
-        """A block that begins when its turn has come."""
-        self._of[asker] += 1
-        try:
-            async with self._in_turn():
-                yield
-        finally:
-            self._of[asker] -= 1
-            if not self._of[asker]:
-                del self._of[asker]
+        """A block that begins when its turn has come. Requests of one asker beyond EACH wait for its own earlier ones first: whoever
+        makes many takes no more turns than others do.
+        """
+        with _counted(self._of, asker):
+            while self._in_line[asker] >= EACH:
+                await self._changed.wait()
+            try:
+                with _counted(self._in_line, asker):
+                    async with self._in_turn():
+                        yield
+            finally:
+                self._notify()
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -82,3 +90,14 @@ class Turns:
     def _notify(self) -> None:
         event, self._changed = self._changed, trio.Event()
         event.set()
+
+
+@contextmanager
+def _counted(counter: Counter[PeerId], asker: PeerId) -> Iterator[None]:
+    counter[asker] += 1
+    try:
+        yield
+    finally:
+        counter[asker] -= 1
+        if not counter[asker]:
+            del counter[asker]

@@ -24,7 +24,7 @@ from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, claim_in
 from protocol.rounds.messages.claim import decode_claim, encode_claim
 from protocol.rounds.messages.messages import Certificate, Proposal, ResultHeader
-from protocol.rounds.messages.record import Included
+from protocol.rounds.messages.record import LAST_ATTEMPT, Included
 from protocol.rounds.messages.requests import ContributionHeader
 
 
@@ -109,8 +109,8 @@ def _by_leaver(leaves: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, b
 
 
 def _hidden_ack(signed_ack: bytes, goodbye: bytes, check: SignatureCheck) -> Conviction | None:
-    """An ack in a higher ballot than any that a goodbye on the same base tells of: whoever leaves tells its highest promise, and votes
-    on nothing there from then on.
+    """An ack in a higher ballot than that which a goodbye on the same base tells of. A leaver tells its highest ack, and acks
+    nothing there from then on. Only a peer that does not know its votes tells of none, and claims the highest ballot instead.
     """
     try:
         voter, ack = open_ack(signed_ack, verifier=check.verifier, run_id=check.run_id)
@@ -119,8 +119,8 @@ def _hidden_ack(signed_ack: bytes, goodbye: bytes, check: SignatureCheck) -> Con
         return None
     if voter != leaver or (ack.unit, ack.base) != (leave.unit, leave.base) or ack.lone or ack.version == 0:
         return None
-    told = [leave.promised, leave.acked.ballot if leave.acked is not None else None]
-    if any(ballot is not None and ballot >= ack.ballot for ballot in told):
+    knows_no_votes = leave.promised is not None and leave.promised.attempt == LAST_ATTEMPT
+    if knows_no_votes or (leave.acked is not None and leave.acked.ballot >= ack.ballot):
         return None
     return Conviction(voter, ack.base, (ack.commit,))
 

@@ -105,3 +105,13 @@ async def test_chunks_that_were_here_before_a_restart_are_given_once_they_are_ch
     assert incoming.groups(COMMIT, 1) == bytes([1, 0, 0])
     await incoming.clear()
     assert await incoming.read_chunks(COMMIT, 0, 1) is None
+
+
+async def test_a_file_that_lies_within_a_longer_one_hides_none_of_its_chunks(autojump_clock: Clock) -> None:
+    """A restart with another number of donors cuts the stripes elsewhere."""
+    incoming = _incoming(MemoryDisk())
+    await _restored(incoming)
+    await incoming.keep(COMMIT, 1, CHUNKS[1:2])
+    await incoming.keep(COMMIT, 0, CHUNKS)
+    assert incoming.groups(COMMIT, 1) == bytes([1, 1, 1])
+    assert await incoming.read_chunks(COMMIT, 2, 3) == CHUNKS[2:]

@@ -5,9 +5,8 @@ from types import MappingProxyType
 
 import pytest
 
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId
 from protocol.rounds.events import LeaveOrdered, PeerLost, Progressed, RoundTicked
-from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.messages import Heartbeat, Leave, Promise, Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot, CommitRecord, Omission, OmissionCode
 from protocol.rounds.orders import LogLeave, PrepareContribution
@@ -20,7 +19,6 @@ from protocol.rounds.participants import (
     carriers,
     doubting,
     doubting_leader,
-    has_room_for_leave,
     is_doubted,
     proposed_within_s,
     reduce_within_s,
@@ -397,25 +395,14 @@ def test_a_leaver_that_has_come_back_takes_part_as_its_new_process() -> None:
     assert leaver.member.session == 2
 
 
-def test_a_leaver_that_never_voted_does_not_vote_next_though_its_contribution_counts() -> None:
+def test_nobody_carries_the_work_of_a_peer_without_a_vote_nor_counts_on_its_goodbye() -> None:
+    """Once the leader of a record that counted such a leaver is dead, nobody could tell that a quorum may have acked it."""
     table, opener, leaver = _told_of_a_leaver(num_founders=3)
-    assert leaver.peer in opener.state.open.leaves
     assert leaver.peer not in opener.head.roster
-    table.run_until(lambda: table.all_at(1), 120.0)
-    assert all(leaver.peer not in seat.head.roster for seat in table.live())
-
-
-def test_goodbyes_of_peers_without_a_vote_are_kept_only_with_a_carrier_and_while_a_record_has_room_for_them() -> None:
-    table = Table(5, num_founders=3)
-    acquaint(table)
-    seat, *others = table.live()
-    newcomer = next(other for other in others if other.peer not in seat.head.roster)
-    assert not has_room_for_leave(seat.state, _leave(newcomer, None))
-    assert has_room_for_leave(seat.state, _leave(newcomer, seat))
-    assert has_room_for_leave(seat.state, _leave(others[0] if others[0].peer in seat.head.roster else seat, None))
-    full = {PeerId(f"p{number}"): SignedLeave(_leave(newcomer, seat), b"") for number in range(MAX_MEMBERS - 3)}
-    state = replace(seat.state, open=replace(seat.state.open, leaves=MappingProxyType(full)))
-    assert not has_room_for_leave(state, _leave(newcomer, seat))
+    assert carriers(leaver.state, table.now_s) == []
+    assert leaver.peer not in opener.state.open.leaves
+    proposal = _first_proposal_of(table, opener)
+    assert proposal.member(leaver.peer) is None
 
 
 # --- asked to leave -----------------------------------------------------------------------------------------------------------

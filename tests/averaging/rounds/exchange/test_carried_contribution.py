@@ -25,6 +25,7 @@ from tests.averaging.rounds.offers_world import (
     SIGNERS,
     UNIT,
     contribution,
+    new_hello,
     new_offers,
 )
 from tests.simulation.signing import HashSigner, HashVerifier, admission_of
@@ -126,3 +127,11 @@ def test_a_leaver_without_a_vote_shows_its_admission() -> None:
         offers.begin_carried(LEAVER.peer_id, _hello())
     hello = replace(_hello(), credential=admission_of(LEAVER.peer_id, RUN))
     assert offers.begin_carried(LEAVER.peer_id, hello).credential == hello.credential
+
+
+def test_a_leaver_that_gave_its_carrier_another_contribution_than_it_offers_itself_stops_no_exchange() -> None:
+    offers = new_offers()
+    _carried(offers)
+    offered = offers.admit(LEAVER.peer_id, PROPOSAL, PART, new_hello(2, contribution(9)))
+    assert list(offers.carried_in(PROPOSAL)) == []
+    assert offers.get(LEAVER.peer_id) is offered

@@ -87,3 +87,43 @@ async def test_there_is_no_turn_where_many_wait_or_one_asks_for_too_much(autojum
         await trio.testing.wait_all_tasks_blocked()
         assert turns.has_none_for(late)
     assert not turns.has_none_for(greedy)
+
+
+async def test_an_asker_of_many_requests_takes_no_turns_of_others_and_has_all_of_them_answered(
+    autojump_clock: Clock,
+) -> None:
+    turns, greedy = Turns(), PeerId("greedy")
+    answered = list[float]()
+
+    async def hold(asker: PeerId) -> None:
+        async with turns.turn(asker):
+            await trio.sleep(100 * HOLDS_S)
+        answered.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4 * MOST_WAITING):
+            nursery.start_soon(hold, greedy)
+        await trio.testing.wait_all_tasks_blocked()
+        for asker in _askers(AT_ONCE - EACH):
+            assert not turns.has_none_for(asker)
+            with trio.fail_after(0.0):
+                async with turns.turn(asker):
+                    pass
+    assert len(answered) == 4 * MOST_WAITING
+
+
+async def test_a_request_that_ends_with_an_error_lets_the_next_of_its_asker_begin(autojump_clock: Clock) -> None:
+    turns, asker, begun = Turns(), PeerId("asker"), list[int]()
+
+    async def ask(number: int) -> None:
+        with trio.move_on_after(1.0):
+            async with turns.turn(asker):
+                begun.append(number)
+                await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(EACH):
+            nursery.start_soon(ask, number)
+        await trio.sleep(0.5)
+        nursery.start_soon(ask, EACH)
+    assert begun[EACH:] == [EACH]
