@@ -46,8 +46,9 @@ from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, Membe
 from protocol.rounds.messages.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.queries import is_due_or_open, own_head, whom_we_miss
+from protocol.rounds.queries import is_due_or_open, whom_we_miss
 from protocol.rounds.state import OpenRound
+from protocol.rounds.telling import own_head
 
 log = structlog.get_logger()
 

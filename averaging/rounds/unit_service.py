@@ -73,8 +73,9 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.queries import is_silent, own_heartbeat
+from protocol.rounds.queries import is_silent
 from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
+from protocol.rounds.telling import own_heartbeat
 
 log = structlog.get_logger()
 

@@ -70,12 +70,13 @@ def closed_sentence(answers_at: str, tried: Sequence[Tried]) -> str:
     if not failures:
         return ""
     places = " and ".join(f"{place(each.port)} for {each.purpose.value} ({each.reason})" for each in failures)
-    ports = " and ".join(dict.fromkeys(str(each.port.port) for each in failures))
+    numbers = dict.fromkeys(str(each.port.port) for each in failures)
+    word, them = ("ports", "them") if len(numbers) > 1 else ("port", "it")
     effect = "; weights and data then go over the port of the peers, which is slower"
     only_data = all(each.purpose is Purpose.DATA for each in failures)
     return (
-        f"the host answers at {answers_at}, but not at {places}{effect if only_data else ''}. Its owner must forward TCP port {ports} "
-        "to the host and open it in the firewall; this peer goes on trying"
+        f"the host answers at {answers_at}, but not at {places}{effect if only_data else ''}. Its owner must forward TCP {word} "
+        f"{' and '.join(numbers)} to the host and open {them} in the firewall; this peer goes on trying"
     )
 
 

@@ -30,7 +30,9 @@ from peer.membership.saved_membership import (
     save_membership,
 )
 from protocol.errors import (
+    CallTimeout,
     ConfigError,
+    PeerUnreachable,
     PotluckError,
     RefusedError,
     RemoteProtocolError,
@@ -354,6 +356,11 @@ class _Silence:
         self._shown = ""
         self._since_s = trio.current_time()
 
+    def failed(self, donor: PeerId, error: PotluckError) -> None:
+        """A donor gave nothing. The network's words for one that cannot be reached are for the log alone."""
+        is_silent = isinstance(error, (CallTimeout, PeerUnreachable))
+        self.reason = f"{peer_name(donor)} does not answer" if is_silent else f"{peer_name(donor)}: {error.found}"
+
     def ends(self, _num_bytes: int) -> None:
         """Bytes have come."""
         self._since_s = trio.current_time()
@@ -384,7 +391,7 @@ async def _fetch_one(
         try:
             data = await fetch_shard(network, donor, asked, num_bytes, timeout_s=SHARD_WITHIN_S, on_bytes=silence.ends)
         except PotluckError as error:
-            silence.reason = f"{peer_name(donor)}: {error.found}"
+            silence.failed(donor, error)
             log.debug("shard_not_fetched", donor=peer_name(donor), reason=error.one_line())
             lacking.add(donor)
             continue

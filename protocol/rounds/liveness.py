@@ -42,7 +42,6 @@ from protocol.rounds.queries import (
     is_gone,
     is_over,
     is_suspected,
-    own_heartbeat,
     quorum_in_reach,
     silence_s,
     silent_members,
@@ -198,7 +197,7 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
     pulse = replace(state.pulse, heartbeat_at_s=now_s, num_heartbeats=state.pulse.num_heartbeats + 1)
     state, reason = replace(state, pulse=pulse), "the next heartbeat is due"
     targets = tuple(dict.fromkeys((*(peer for each in missed for peer in each.to), *targets)))
-    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason=reason),) if targets else ()
+    return state, (SendHeartbeat(targets, telling.own_heartbeat(state, now_s), reason=reason),) if targets else ()
 
 
 def _is_in_exchange(state: RoundState) -> bool:
@@ -219,7 +218,7 @@ def _announce_late_upload(state: RoundState, now_s: float) -> RoundStep:
     if not others:
         return RoundStep(state)
     reason = f"our upload takes {state.exchange_s:.0f} s, longer than others allow for"
-    return RoundStep(state, (SendHeartbeat(others, own_heartbeat(state, now_s), True, reason),))
+    return RoundStep(state, (SendHeartbeat(others, telling.own_heartbeat(state, now_s), True, reason),))
 
 
 def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
@@ -261,7 +260,7 @@ def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[
     state = replace(state, open=replace(state.open, asked_since=asked_since))
     new = tuple(peer for peer in missed if peer not in known and not is_gone(state, peer))
     reason = "others miss it"
-    return state, (SendHeartbeat(new, own_heartbeat(state, now_s), reason=reason),) if new else ()
+    return state, (SendHeartbeat(new, telling.own_heartbeat(state, now_s), reason=reason),) if new else ()
 
 
 def _first_missed(state: RoundState, missed: Sequence[PeerId], now_s: float) -> tuple[PeerId, ...]:

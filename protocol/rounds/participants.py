@@ -30,11 +30,11 @@ from protocol.rounds.queries import (
     is_suspected,
     lenders,
     may_reduce,
-    own_heartbeat,
     ready_at,
 )
 from protocol.rounds.schedule.proposal import ReducerOffer, Voters
 from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
+from protocol.rounds.telling import own_heartbeat
 
 NUM_ROUNDS_WITHOUT_SLICE: Final = 64
 """So many rounds a reducer that withheld a result, or signed a false one, gets no slice of us. A broken line may heal."""

@@ -13,7 +13,6 @@ from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, say
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
-from protocol.rounds.messages.messages import Heartbeat, UnitHead
 from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
@@ -467,29 +466,3 @@ def _is_without(state: RoundState, peer: PeerId, lone: ChainLink) -> bool:
     if head is None or head not in state.tree.nodes:
         return peer == state.config.me.peer or peer not in lone.roster
     return state.tree.path(lone.commit, head) is None
-
-
-def own_head(state: RoundState) -> UnitHead:
-    """Our entry of the heartbeat."""
-    return UnitHead(
-        unit=state.config.unit,
-        head=state.link.commit,
-        index=state.link.index,
-        total_tokens=state.link.total_tokens,
-        tokens_ready=state.tokens_ready,
-        can_contribute=state.can_contribute,
-        state_commit=state.state_commit,
-        state_root=state.state_root,
-    )
-
-
-def own_heartbeat(state: RoundState, now_s: float) -> Heartbeat:
-    """Our heartbeat."""
-    return Heartbeat(
-        state.config.me,
-        state.config.is_inbound_reachable,
-        state.upload_bytes_per_s,
-        (own_head(state),),
-        exchange_ms=min(round(state.exchange_s * 1000), (1 << 32) - 1),
-        silent=whom_we_miss(state, now_s),
-    )

@@ -15,7 +15,7 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.messages.messages import Certificate, Committed
+from protocol.rounds.messages.messages import Certificate, Committed, Heartbeat, UnitHead
 from protocol.rounds.messages.wire import commit_id, decode_record
 from protocol.rounds.orders import Action, Send, SendHeartbeat
 from protocol.rounds.queries import (
@@ -26,9 +26,9 @@ from protocol.rounds.queries import (
     due_within_s,
     is_gone,
     may_hold,
-    own_heartbeat,
     ready_at,
     slowest_beat_s,
+    whom_we_miss,
 )
 from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.schedule.telling_tree import TREE_FROM, draw, told_by
@@ -248,3 +248,29 @@ def _until_s(tokens: float, tokens_per_s: float) -> float:
     if tokens <= 0:
         return 0.0
     return tokens / tokens_per_s if tokens_per_s > 0 else math.inf
+
+
+def own_head(state: RoundState) -> UnitHead:
+    """Our entry of the heartbeat."""
+    return UnitHead(
+        unit=state.config.unit,
+        head=state.link.commit,
+        index=state.link.index,
+        total_tokens=state.link.total_tokens,
+        tokens_ready=state.tokens_ready,
+        can_contribute=state.can_contribute,
+        state_commit=state.state_commit,
+        state_root=state.state_root,
+    )
+
+
+def own_heartbeat(state: RoundState, now_s: float) -> Heartbeat:
+    """Our heartbeat."""
+    return Heartbeat(
+        state.config.me,
+        state.config.is_inbound_reachable,
+        state.upload_bytes_per_s,
+        (own_head(state),),
+        exchange_ms=min(round(state.exchange_s * 1000), (1 << 32) - 1),
+        silent=whom_we_miss(state, now_s),
+    )

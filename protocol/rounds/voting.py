@@ -51,9 +51,9 @@ from protocol.rounds.queries import (
     is_suspected,
     may_be_lone,
     may_hand_on,
-    own_heartbeat,
 )
 from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
+from protocol.rounds.telling import own_heartbeat
 
 ACK_VERSION: Final = 1
 """Of acks that name the one before them."""

@@ -53,7 +53,7 @@ batch_tokens = 2048            # per local step
 
 [outer]                        # plain mean suits short rounds; for long ones try "nesterov", 0.7, 0.9
 kind = "mean"
-learning_rate = 1.0
+learning_rate = 1.0            # with codec = "topk", try 2.0
 momentum = 0.0
 
 [round]

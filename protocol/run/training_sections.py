@@ -84,7 +84,9 @@ class OuterSection(Section):
     """
 
     learning_rate: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
-    """Share of the average by which the model moves. With "nesterov", 0.7 is a usual value."""
+    """Share of the average by which the model moves. With "nesterov", 0.7 is a usual value. With codec "topk", try 2: a round moves
+    few values, and later rounds bring the rest.
+    """
 
     momentum: Fraction = 0.0
     """Momentum of "nesterov", of which 0.9 is a usual value; 0 with "mean"."""

@@ -33,6 +33,21 @@ print(json.dumps(found))
 """
 
 
+_ALL_MODULES: Final = """
+import importlib, importlib.util, json, pkgutil, sys
+found = {}
+for room in ("protocol", "averaging", "peer", "coordinator"):
+    for module in pkgutil.walk_packages(importlib.import_module(room).__path__, room + "."):
+        if importlib.util.find_spec(module.name).origin.endswith(".py"):  # not a compiled library
+            try:
+                importlib.import_module(module.name)
+                found[module.name] = ""
+            except ImportError as error:
+                found[module.name] = str(error)
+print("\\n" + json.dumps(found))
+"""
+
+
 class Failed(Exception):
     """A command failed; the message names it and has the end of what it said."""
 
@@ -149,6 +164,14 @@ def bare(python: Path, home: Path) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_", "LC_", "LANG"))
     }
     return {**kept, "PATH": str(folder), "HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def broken_imports(python: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """One sentence for each module of Potluck that cannot be imported. The daemons load most of them only when they run."""
+    last = run([python, "-P", "-c", _ALL_MODULES], cwd=python.parent, environment=environment).strip().splitlines()[-1]
+    said: dict[str, str] = json.loads(last)
+    yield from (f"import {module}: {problem}" for module, problem in said.items() if problem)
+    say(f"  imported {len(said)} modules")
 
 
 def broken_command_line(python: Path, environment: Mapping[str, str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.running import COMMAND_LIMIT_S, Failed, bare, of_pyenv, run
+from tests.install.running import COMMAND_LIMIT_S, Failed, bare, broken_imports, of_pyenv, run
 
 
 def test_command_that_fails_is_told_with_the_end_of_what_it_said(tmp_path: Path) -> None:
@@ -53,3 +53,14 @@ def test_newest_release_of_a_version_is_found_among_those_of_pyenv(tmp_path: Pat
     assert of_pyenv("3.12", tmp_path) == tmp_path / "versions/3.12.10/bin/python"
     assert of_pyenv("3.14", tmp_path) is None
     assert of_pyenv("3.12", tmp_path / "nowhere") is None
+
+
+def test_module_that_needs_a_newer_release_is_told_by_its_name(tmp_path: Path) -> None:
+    """A stand-in for the four rooms, of which one module asks for what the installed release does not have."""
+    for room in ("protocol", "averaging", "peer", "coordinator"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("")
+    (tmp_path / "peer" / "worker.py").write_text("from json import what_a_newer_release_has\n")
+    (tmp_path / "peer" / "daemon.py").write_text("")
+    (said,) = broken_imports(Path(sys.executable), {"PYTHONPATH": str(tmp_path)})
+    assert said.startswith("import peer.worker: cannot import name 'what_a_newer_release_has'")

@@ -42,8 +42,8 @@ from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.requests import ExchangeHello, FetchResult
 from protocol.rounds.messages.wire import decode_message, encode_body, encode_certificate, encode_message
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.queries import own_heartbeat
 from protocol.rounds.state import Leading
+from protocol.rounds.telling import own_heartbeat
 from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world, raws_of
 from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
 from tests.averaging.rounds.units_world import (

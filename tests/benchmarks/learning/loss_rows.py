@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.benchmarks.convergence import Runs
 from tests.benchmarks.convergence_training import data_parallel_bytes
-from tests.benchmarks.convergence_ways import Trial, Way
+from tests.benchmarks.convergence_ways import SYNC, Trial, Way
 from tests.benchmarks.learning.sizes import Size
 from tests.benchmarks.learning.table_plan import CHAPTERS, TablePlan, name_of
 from tests.benchmarks.results import Row, machine
@@ -78,9 +78,9 @@ def _standing(
 
 
 def rows_of(size: Size, plans: Sequence[TablePlan]) -> list[Row]:
-    """A row for each way, then the targets of sizes that have them."""
+    """A row for each way beside the reference, then the targets of sizes that have them."""
     found = standings(plans)
-    rows = [_row(size, each) for each in found]
+    rows = [_row(size, each) for each in found if each.way != SYNC]
     return [*rows, *_target_rows(size, found, standings(plans, "muon"))] if size.name in TARGETS else rows
 
 

@@ -41,7 +41,7 @@ def test_ports_that_do_not_answer_are_named_with_the_remedy() -> None:
     sentence = closed_sentence("10.9.0.2:4100", tried)
     assert sentence.startswith("the host answers at 10.9.0.2:4100, but not at 10.9.0.2:4101 for peers (no answer) and ")
     assert "10.9.0.2:4102 for weights and data (refused)" in sentence
-    assert "Its owner must forward TCP port 4101 and 4102" in sentence
+    assert "Its owner must forward TCP ports 4101 and 4102 to the host and open them" in sentence
     assert "slower" not in sentence
     assert "slower" in closed_sentence("10.9.0.2:4100", (Tried(Purpose.PEERS, FOUR), tried[1]))
 

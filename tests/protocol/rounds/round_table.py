@@ -84,10 +84,10 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.queries import own_heartbeat
 from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
+from protocol.rounds.telling import own_heartbeat
 from tests.protocol.rounds.reasons import says_why
 from tests.simulation.signing import HashSigner, HashVerifier, admission_of
 

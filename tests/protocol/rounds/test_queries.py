@@ -17,7 +17,6 @@ from protocol.rounds.queries import (
     is_suspected,
     lenders,
     may_be_lone,
-    own_heartbeat,
     quorum_in_reach,
     ready_tokens,
     silent_members,
@@ -26,7 +25,7 @@ from protocol.rounds.queries import (
 )
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import Stagger
-from protocol.rounds.telling import opener_patience_s
+from protocol.rounds.telling import opener_patience_s, own_heartbeat
 from tests.protocol.rounds.made_commits import commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import SPINE, TARGET_TOKENS, Seat, Table, acquaint, heartbeat_of, state_root
 
