@@ -19,6 +19,7 @@ from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_
 from averaging.rounds.fetching.fellows import Others, nobody
 from averaging.rounds.fetching.served_meanwhile import serve_meanwhile
 from averaging.rounds.lineage import retention as keeping
+from averaging.rounds.lineage.past.held_milestones import newest_milestone
 from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits, fetch_milestones
@@ -148,8 +149,7 @@ async def own_lineage(chain: UnitChain) -> Lineage:
 
 
 def _newest_milestone(chain: UnitChain) -> SignedMilestone | None:
-    held = chain.tools.milestones
-    return held.of(chain.tools.unit).newest if held is not None else None
+    return newest_milestone(chain.tools.milestones, chain.tools.unit)
 
 
 class BestLineage:
