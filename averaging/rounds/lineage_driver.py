@@ -20,6 +20,7 @@ from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.fetched_results import FetchedResults, Path
+from averaging.rounds.lineage.past.held_milestones import newest_milestone
 from averaging.rounds.lineage.retention import generation_spacing
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tell, tell_failure
 from averaging.rounds.lineage.round_reports import (
@@ -474,7 +475,7 @@ class _StateGoneError(UnreachableError):
 
 def _told_if_out_of_reach(chain: UnitChain) -> bool:
     """Name it if others are so far ahead that they have forgotten what comes after our head. A start goes on from there."""
-    newest = chain.tools.milestones.of(chain.tools.unit).newest if chain.tools.milestones is not None else None
+    newest = newest_milestone(chain.tools.milestones, chain.tools.unit)
     if newest is None or newest.link.index - chain.head.index <= MAX_DEPTH:
         return False
     reason = (

@@ -18,8 +18,8 @@ WITHIN_S = 3600.0
 
 async def take_kept(network: Network, chain: UnitChain, host: PeerId) -> bool:
     """Catch up to the newest round for which the host has a state, verifying each certificate against the previous one. Returns
-    True if that moved our head forward. None of our own commits is given up. If the host has nothing or is away, nothing
-    changes.
+    True if that moved our head forward. None of our own commits is given up, unless the host's copy begins at a milestone to
+    which they do not lead. If the host has nothing or is away, nothing changes.
 
     Call it when a process starts, before the rounds begin.
     """

@@ -19,6 +19,7 @@ from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_
 from averaging.rounds.fetching.fellows import Others, nobody
 from averaging.rounds.fetching.served_meanwhile import serve_meanwhile
 from averaging.rounds.lineage import retention as keeping
+from averaging.rounds.lineage.past.held_milestones import newest_milestone
 from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits, fetch_milestones
@@ -39,7 +40,7 @@ COMMITS_WITHIN_S: Final = 60.0
 """Time for one donor's certificates. They are small, but a long run has many. Valid ones extend the time."""
 
 NUM_ASKED_FOR_MILESTONES: Final = 3
-"""Donors that are asked for milestones by a peer without any commit."""
+"""Donors that a peer without any commit asks for milestones before all else."""
 
 COMMITS_AT_MOST_S: Final = 1800.0
 """A donor that sends valid certificates at LEAST_BYTES_PER_S or faster is read to the end, for this long at most."""
@@ -148,8 +149,7 @@ async def own_lineage(chain: UnitChain) -> Lineage:
 
 
 def _newest_milestone(chain: UnitChain) -> SignedMilestone | None:
-    held = chain.tools.milestones
-    return held.of(chain.tools.unit).newest if held is not None else None
+    return newest_milestone(chain.tools.milestones, chain.tools.unit)
 
 
 class BestLineage:
@@ -164,7 +164,8 @@ class BestLineage:
         self._num_own = len(own.links)
 
     async def ask(self, network: Network, donor: PeerId) -> None:
-        """Fetch all commits after our head on a donor's lineage. A long chain comes in several answers.
+        """Fetch all commits after our head on a donor's lineage. A long chain comes in several answers. A donor that has none is
+        asked for its milestones: if one lies ahead of us, the commits between are gone everywhere.
 
         Each answer is verified before the next request. So at most one answer of invalid commits is kept in memory.
 
@@ -173,7 +174,11 @@ class BestLineage:
             TransportError, RemoteProtocolError: as `fetch_commits`, or its commits do not verify.
         """
         await self._extend(network, donor, self.lineage, self._num_own)
-        if not self.index and await self._is_out_of_reach(network, donor):
+        if self.index:
+            return
+        if self._chain.head.index:  # without any commit the donors were asked at first
+            await ask_milestones(network, self._chain, [donor])
+        if await self._is_out_of_reach(network, donor):
             await self._begin_anew(network, donor)
 
     async def _is_out_of_reach(self, network: Network, donor: PeerId) -> bool:

@@ -9,7 +9,7 @@ Rules: R14, R19, R22, R23, R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -21,9 +21,11 @@ from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import MAX_DONORS, download_state, download_tools
 from averaging.rounds.fetching.gather_results import Gatherer
 from averaging.rounds.lineage.earlier_states import rebuilt
+from averaging.rounds.lineage.past.held_milestones import newest_milestone
 from averaging.rounds.lineage.retention import update_bytes
 from averaging.rounds.lineage.state_aside import StateAside, set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
@@ -33,6 +35,8 @@ from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, best_head, tree_of
+from protocol.rounds.lineage.milestones import SignedMilestone
+from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
 
 log = structlog.get_logger()
@@ -49,10 +53,11 @@ _DENSE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """The commits of a donor after one of ours, verified, oldest first."""
+    """The commits of a donor after one of ours, or after a milestone to which ours do not lead, verified, oldest first."""
 
     fork: CommitId
     nodes: tuple[TreeNode, ...]
+    milestone: SignedMilestone | None = None
 
     @property
     def links(self) -> tuple[ChainLink, ...]:
@@ -89,11 +94,13 @@ async def follow(
 ) -> bool:
     """Move to the head of the first donor that has anything new; True if our head has moved.
 
+    A donor may have dropped all commits that follow ours. If a milestone lies ahead of our head, our lineage begins anew there.
+
     Args:
         donors: peers to ask: one after another for commits, all of them for results and states. None is trusted beyond its
             certificates.
         may_leave: whether commits of ours may be abandoned if the donor's lineage is the one to follow (R22 and R23). Otherwise
-            nothing is done if it is on another one.
+            nothing is done if it is on another one. Commits behind a milestone to which they do not lead are given up in any case.
         spine: as it is followed here; at a fork it decides before the work does. None if it is not known.
         is_lost: whether no peer is left that could continue our lineage; the donors' lineage is then followed.
         asked: called with each donor's answer once the donor is done with.
@@ -109,8 +116,7 @@ async def follow(
         begun_s, branch, error = trio.current_time(), None, None
         try:
             branch = await _fetch_branch(network, donor, chain)
-            is_next = branch is not None and branch.fork == chain.head.commit
-            if branch is not None and (is_next or (may_leave and (is_lost or _is_better(chain, branch, spine)))):
+            if branch is not None and _is_to_follow(chain, branch, spine, may_leave=may_leave, is_lost=is_lost):
                 await _Follower(network, chain, (donor, *(other for other in donors if other != donor))).go(branch)
         except StorageError:
             raise
@@ -139,16 +145,27 @@ async def _fetch_branch(network: Network, donor: PeerId, chain: UnitChain) -> _B
 
 
 async def _verified_branch(network: Network, donor: PeerId, chain: UnitChain) -> _Branch | None:
-    unit, offload = chain.tools.unit, chain.tools.offload
-    known, nodes = _steps_back(chain.links), tuple[TreeNode, ...]()
-    while answer := await fetch_commits(network, donor, unit, known):
-        nodes, last = await offload.run(partial(_continued, chain, nodes, answer))
+    nodes = await _verified_after(network, donor, chain, chain.links)
+    if nodes and nodes[0].link.parent is not None:
+        return _Branch(nodes[0].link.parent, nodes)
+    milestone = newest_milestone(chain.tools.milestones, chain.tools.unit)
+    if milestone is None or milestone.link.index <= chain.head.index:
+        return None
+    nodes = await _verified_after(network, donor, chain, (milestone.link,))
+    return _Branch(milestone.link.commit, nodes, milestone) if nodes else None
+
+
+async def _verified_after(
+    network: Network, donor: PeerId, chain: UnitChain, own: Sequence[ChainLink]
+) -> tuple[TreeNode, ...]:
+    """The donor's commits after the newest of these that it knows."""
+    known, nodes = _steps_back(own), tuple[TreeNode, ...]()
+    while answer := await fetch_commits(network, donor, chain.tools.unit, known):
+        nodes, last = await chain.tools.offload.run(partial(_continued, chain.tools, own, nodes, answer))
         if (last,) == known:
             break  # it repeats itself
         known = (last,)
-    if not nodes or nodes[0].link.parent is None:
-        return None
-    return _Branch(nodes[0].link.parent, nodes)
+    return nodes
 
 
 def _steps_back(links: Sequence[ChainLink]) -> tuple[CommitId, ...]:
@@ -161,12 +178,11 @@ def _steps_back(links: Sequence[ChainLink]) -> tuple[CommitId, ...]:
 
 
 def _continued(
-    chain: UnitChain, nodes: tuple[TreeNode, ...], raws: Sequence[bytes]
+    tools: UnitContext, links: Sequence[ChainLink], nodes: tuple[TreeNode, ...], raws: Sequence[bytes]
 ) -> tuple[tuple[TreeNode, ...], CommitId]:
-    """The verified commits with these added, and the last commit that was named. Commits of our own lineage are skipped."""
-    tools, found = chain.tools, list(nodes)
-    own = {link.commit: link for link in chain.links}
-    last = found[-1].link.commit if found else chain.links[0].commit
+    """The verified commits with these added, and the last commit that was named. Commits among our own `links` are skipped."""
+    found, own = list(nodes), {link.commit: link for link in links}
+    last = found[-1].link.commit if found else links[0].commit
     for raw in raws:
         certificate = decode_certificate(raw)
         record = decode_record(certificate.record)
@@ -181,6 +197,14 @@ def _continued(
     return tuple(found), last
 
 
+def _is_to_follow(
+    chain: UnitChain, branch: _Branch, spine: SpineView | None, *, may_leave: bool, is_lost: bool
+) -> bool:
+    if branch.milestone is not None or branch.fork == chain.head.commit:
+        return True
+    return may_leave and (is_lost or _is_better(chain, branch, spine))
+
+
 def _is_better(chain: UnitChain, branch: _Branch, spine: SpineView | None) -> bool:
     """Whether a donor's commits after the fork are to be followed instead of ours."""
     place = [link.commit for link in chain.links].index(branch.fork)
@@ -188,6 +212,10 @@ def _is_better(chain: UnitChain, branch: _Branch, spine: SpineView | None) -> bo
     theirs = [(node.link, node.certificate) for node in branch.nodes if node.certificate is not None]
     tree = tree_of(chain.links[place]).add_all([*ours, *theirs])
     return best_head(tree, spine=spine) == branch.links[-1].commit
+
+
+def _certificates(nodes: Sequence[TreeNode]) -> list[Certificate]:
+    return [node.certificate for node in nodes if node.certificate is not None]
 
 
 class _Follower:
@@ -200,6 +228,9 @@ class _Follower:
         self._gatherer = Gatherer(network, chain)
 
     async def go(self, branch: _Branch) -> None:
+        if branch.milestone is not None:
+            await self._begin_anew(branch, branch.milestone)
+            return
         chain, nodes = self._chain, branch.nodes
         attested = attested_roots([*chain.links, *branch.links])
         place = max((place for place, link in enumerate(branch.links) if link.commit in attested), default=-1)
@@ -209,10 +240,27 @@ class _Follower:
             raise UnreachableError("another lineage without an attested state yet", "a later commit of it")
         elif chain.head.index and chain.head.commit in attested:
             await chain.keep(Occasion.WANTED)  # only now is it known to be right
-        for node in nodes[place + 1 :]:
+        await self._apply(nodes[place + 1 :])
+
+    async def _apply(self, nodes: Sequence[TreeNode]) -> None:
+        for node in nodes:
             await self._gather(node)
             if node.certificate is not None:
-                await chain.prove(await chain.apply(node.link, node.certificate))
+                await self._chain.prove(await self._chain.apply(node.link, node.certificate))
+
+    async def _begin_anew(self, branch: _Branch, milestone: SignedMilestone) -> None:
+        """Take a whole state after the milestone, and the updates since then."""
+        chain, before = self._chain, self._chain.head.index
+        roots = attested_roots([milestone.link, *branch.links])
+        if milestone.state_root:
+            roots.setdefault(milestone.link.commit, milestone.state_root)
+        async with set_aside(chain) as aside:
+            aside.drop()
+            state = await self._whole_state(roots)
+            await chain.start_from(state, _certificates(branch.nodes), milestone, branch.links)
+        reason = f"nobody has the commits between our round {before} and the milestone of round {milestone.link.index}"
+        log.warning("begins_at_milestone", unit=chain.tools.unit, reason=reason)
+        await self._apply([node for node in branch.nodes if node.link.index > chain.head.index])
 
     async def _move(self, branch: _Branch, attested: dict[CommitId, Root]) -> None:
         """Move to the last commit of a donor's commits, which is attested. Only one state is in memory."""
@@ -267,10 +315,13 @@ class _Follower:
         """The state after the last commit: a whole state of some attested commit, with the rest replayed."""
         places = {link.commit: place for place, link in enumerate(branch.links)}
         wanted = {commit: root for commit, root in attested.items() if commit in places}
+        state = await self._whole_state(wanted)
+        return await self._replayed(state, branch.nodes[places[state.head] + 1 :])
+
+    async def _whole_state(self, wanted: Mapping[CommitId, Root]) -> UnitState:
         tools = download_tools(self._network, self._chain.tools)
         with trio.move_on_after(STATE_WITHIN_S):
-            state = await download_state(tools, self._donors, wanted)
-            return await self._replayed(state, branch.nodes[places[state.head] + 1 :])
+            return await download_state(tools, self._donors, wanted)
         raise UnreachableError("a state that took too long", f"all of it within {STATE_WITHIN_S / 3600:.0f} h")
 
     async def _gather(self, node: TreeNode) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from peer.holdings.host_backup import take_kept
 from protocol.errors import PotluckError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.lineage import lineage
 from tests.averaging.rounds.fetching.test_unit_mirror import begin, grow
 from tests.averaging.rounds.round_world import UNIT, Party, RoundWorld, open_world
 from tests.peer.session.test_catch_up import NEWCOMER, new_chain
@@ -146,6 +147,7 @@ class HostSide:
     Attributes:
         live: who reports; what each says of itself is true unless `claims` says otherwise.
         kept: the rounds that can be given on.
+        opened: opens the chain on the host's disk; None: without any milestone.
     """
 
     world: RoundWorld
@@ -155,6 +157,7 @@ class HostSide:
     kept: dict[UnitName, int] = field(default_factory=dict)
     not_counted: frozenset[PeerId] = frozenset()
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    opened: Callable[[], Awaitable[UnitChain]] | None = None
 
     @property
     def light(self) -> Party:
@@ -182,7 +185,7 @@ class HostSide:
             self._units, self._is_member, self.kept.__setitem__, self._reach, not_counted=self._note_not_counted
         )
         beside = KeptPlace(MemoryStorage(self.beside.disk), partial(_booted, self.beside))
-        place = KeptPlace(MemoryStorage(self.keeper.disk), partial(_booted, self.keeper), beside)
+        place = KeptPlace(MemoryStorage(self.keeper.disk), self.opened or partial(_booted, self.keeper), beside)
         self.process = process = UnitKeeper(self.world.stranger.network, {UNIT: place}, view, 1)
         self.world.stranger.network.serve_streams(FETCH_CHANNEL, self.process.serve_fetch)
 
@@ -409,4 +412,36 @@ async def test_a_holder_that_stalls_every_time_holds_all_units_up_for_a_quarter_
         elapsed_s = trio.current_time() - begun_s
         once_s = REST_PER_ASKED * COMMITS_WITHIN_S
         assert 1000.0 < busy_s < (elapsed_s + once_s) / (1.0 + REST_PER_ASKED) + 60.0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_host_whose_copy_is_gone_keeps_a_unit_again_whose_holders_begin_at_a_milestone_and_doubts_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    async with open_world(5) as world, trio.open_nursery() as nursery:
+        holder, keeper = world.parties[0], world.parties[2]
+        await begin(holder)
+        made = await world.grow([holder], 6)
+        milestone = world.milestone_at(made[5])
+        holder.milestones.take([milestone], "the host")
+        await world.grow([holder], 6)
+        assert holder.chain.line.root.index == 6
+
+        async def opened() -> UnitChain:
+            keeper.boot()
+            keeper.milestones.take([milestone], "the ledger")
+            return keeper.chain
+
+        host = HostSide(world, nursery, [holder], opened=opened)
+        with capture_logs() as logs:
+            host.start()
+            await trio.sleep(10.0)
+            assert await host.has_of(holder)
+            await world.grow([holder], 1)
+            await trio.sleep(10.0)
+            assert await host.has_of(holder)
+        assert "holder_not_counted" not in [line["event"] for line in logs]
+        assert not host.not_counted
         nursery.cancel_scope.cancel()

@@ -340,6 +340,15 @@ async def _pruned(
         yield world, made
 
 
+def _serve_without_milestones(donor: Party) -> None:
+    service = TransferService(UNIT, donor.log, donor.generations, GRID, donor.chain.line.after)
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        await service.serve(peer, await read_request(stream), stream)
+
+    donor.network.serve_streams(FETCH_CHANNEL, serve)
+
+
 async def _catches_up(world: RoundWorld, newcomer: Party) -> int:
     donors = [world.parties[0].peer]
     return await catch_up_by_snapshot(newcomer.network, newcomer.chain, donors, lambda progress: None)
@@ -408,8 +417,6 @@ async def test_who_was_away_for_too_long_begins_at_a_milestone_and_says_so(
         for commit in made[:3]:
             await late.apply(commit)
         await late.chain.log_contribution(made[2].link.commit, LoggedContribution(made[2].record.parent, 1, 77))
-        assert await _catches_up(world, late) == 0, "it has no milestone yet, and nobody has the commits after its own"
-        assert late.chain.head == made[2].link
         late.milestones.take([world.milestone_at(made[8])], "the host")
         with capture_logs() as logs:
             assert await _catches_up(world, late) == 12
@@ -418,6 +425,30 @@ async def test_who_was_away_for_too_long_begins_at_a_milestone_and_says_so(
         assert late.chain.data_position() == 77, "no step is taken twice"
         await late.restart()
         assert (late.chain.line.root, late.chain.head.index) == (made[8].link, 11)
+
+
+async def test_who_was_away_for_too_long_gets_a_milestone_from_a_member_while_the_host_is_away(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        late = world.parties[1]
+        for commit in made[:3]:
+            await late.apply(commit)
+        assert not late.milestones.sealed
+        assert await _catches_up(world, late) == 12
+        assert (late.chain.line.root, late.chain.head.index) == (made[5].link, 11)
+
+
+async def test_who_was_away_for_too_long_stays_where_it_is_if_no_donor_has_a_milestone(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _pruned(monkeypatch) as (world, made):
+        late, donor = world.parties[1], world.parties[0]
+        for commit in made[:3]:
+            await late.apply(commit)
+        _serve_without_milestones(donor)
+        assert await _catches_up(world, late) == 0
+        assert late.chain.head == made[2].link
 
 
 async def test_a_milestone_behind_our_own_head_moves_nobody_back(

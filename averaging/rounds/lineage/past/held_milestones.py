@@ -97,5 +97,10 @@ class HeldMilestones:
             self._books[unit] = MilestoneBook(tuple(kept))
 
 
+def newest_milestone(held: HeldMilestones | None, unit: UnitName) -> SignedMilestone | None:
+    """The newest milestone of a unit; None without any."""
+    return held.of(unit).newest if held is not None else None
+
+
 def _unknown(_index: int) -> CommitId | None:
     return None
