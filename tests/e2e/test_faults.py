@@ -86,7 +86,9 @@ def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next
     def is_between_rounds() -> bool:
         watch.look()
         status = watch.heads[victim.number]
-        return status.tokens_ready > 0 and status.round_waiting.startswith("training")
+        last = watch.rounds.get(status.index)
+        votes = last is not None and victim.peer_id in last.members  # only voters' work is carried
+        return votes and status.tokens_ready > 0 and status.round_waiting.startswith("training")
 
     assert wait_until(is_between_rounds, NEXT_ROUND_LIMIT_S), "it trained nothing between two rounds"
     index, struck_s = watch.index_of(victim), time.time()
