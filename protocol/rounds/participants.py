@@ -311,15 +311,20 @@ def takes_part(state: RoundState, proposal: Proposal | None, peer: PeerId, leave
 
 
 def _is_at_hand(state: RoundState, peer: PeerId, now_s: float) -> bool:
-    """Whether a voter is heard and able to work, and not known to be behind. A report from before our head does not tell that."""
+    """Whether a voter is heard and able to work, and not known to be behind. A report from before our head does not tell that. Shortly
+    after our start a voter that answers and has not reported yet counts as able to work.
+    """
     view = state.peers.get(peer)
-    head = view.head if view is not None else None
-    if view is None or head is None or peer in state.barred.expelled:
+    if view is None or peer in state.barred.expelled:
         return False
+    patience_s, head = idle_patience_s(state), view.head
+    if head is None:  # we have just begun, and its first heartbeat is on its way
+        is_awaited = not view.reported_at_s and now_s - state.pulse.started_at_s <= patience_s
+        return is_awaited and is_alive(state, peer, now_s, patience_s)
     is_new = view.reported_at_s > state.committed_at_s + state.config.suspect_after_s
     if not head.can_contribute or (is_new and head.index < state.link.index):
         return False
-    return is_alive(state, peer, now_s, idle_patience_s(state))
+    return is_alive(state, peer, now_s, patience_s)
 
 
 def _cohort(state: RoundState, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:

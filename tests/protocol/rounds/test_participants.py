@@ -6,14 +6,15 @@ from types import MappingProxyType
 import pytest
 
 from protocol.ids import CommitId
-from protocol.rounds.events import LeaveOrdered, PeerLost, Progressed, RoundTicked
+from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, Progressed, RoundTicked
 from protocol.rounds.messages.messages import Heartbeat, Leave, Promise, Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot, CommitRecord, Omission, OmissionCode
-from protocol.rounds.orders import LogLeave, PrepareContribution
+from protocol.rounds.orders import LogLeave, PrepareContribution, SendHeartbeat
 from protocol.rounds.participants import (
     LEAST_FOLLOWER_S,
     NUM_ROUNDS_DOUBTED,
     NUM_ROUNDS_IMPATIENT,
+    ask_left_out,
     attempt_s,
     brought_before,
     carriers,
@@ -22,11 +23,13 @@ from protocol.rounds.participants import (
     is_doubted,
     proposed_within_s,
     reduce_within_s,
+    takes_part,
     waiting_for,
     who_is_late,
 )
 from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
+from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.state import Leading, PeerView, RoundState, SignedLeave
 from tests.protocol.rounds.made_commits import signed_record
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
@@ -472,3 +475,38 @@ def test_a_goodbye_names_the_carrier_only_on_the_base_of_the_contribution() -> N
     (order,) = other.feed(LeaveOrdered(base=other.head.commit, carrier=seat.member))
     assert isinstance(order, LogLeave)
     assert order.leave.carrier == seat.member
+
+
+# --- voters that a proposal leaves out ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after_s", "has_answered", "has_reported", "counts"),
+    [
+        (1.0, True, False, True),
+        (1.0, False, False, False),
+        (1.0, True, True, False),
+        (10 * SUSPECT_AFTER_S, True, False, False),
+    ],
+    ids=["answers", "is silent", "has reported that it does not hold the unit", "has not reported for long"],
+)
+def test_a_voter_that_answers_and_has_not_reported_yet_is_asked_and_counted_shortly_after_our_start(
+    after_s: float, has_answered: bool, has_reported: bool, counts: bool
+) -> None:
+    """Otherwise a leader could open the first round a moment after the start and drop everybody not known to work yet."""
+    table = Table(4)
+    seat, (other, *rest) = table.opener(), table.others(table.opener())
+    table.now_s += after_s
+    for each in rest:
+        seat.hear(each, heartbeat_of(each))
+    if has_reported:
+        seat.hear(other, replace(heartbeat_of(other), heads=()))
+    if has_answered:
+        seat.feed(PeersAnswered(((other.peer, table.now_s),)))
+    members = tuple(each.member for each in (seat, *rest))
+    proposal = replace(first_proposal(table), members=members)
+
+    asked = ask_left_out(seat.state, proposal, table.now_s)
+
+    assert [order.to for order in asked if isinstance(order, SendHeartbeat)] == ([(other.peer,)] if counts else [])
+    assert takes_part(seat.state, proposal, other.peer, None, table.now_s) is counts
