@@ -48,9 +48,9 @@ from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.lineage.lineage import MAX_DEPTH
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck
+from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.lineage.round_row import round_row
-from protocol.rounds.lineage.rule_numbers import rules_with
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS, rules_with
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body
 
@@ -380,7 +380,7 @@ class RunTracker:
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
             incarnations=disks if all(disks) else (),
-            rules=rules_with(SIGNED, run.manifest.config.round.cap_factor),
+            rules=rules_with(NEW_RUNS, run.manifest.config.round.cap_factor),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # If another start record was stored meanwhile, that one is the start.

@@ -21,9 +21,9 @@ from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_pr
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
-from protocol.rounds.lineage.rule_numbers import version_of
-from protocol.rounds.lineage.turns import TURNS, left_out
+from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.rule_numbers import SIGNED, takes_turns
+from protocol.rounds.lineage.turns import left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
     Ack,
@@ -57,6 +57,9 @@ from protocol.rounds.telling import own_heartbeat
 
 ACK_VERSION: Final = 1
 """Of acks that name the one before them."""
+
+LEAVE_VERSION: Final = 1
+"""Of goodbyes that claim the highest ballot where their signer does not know all its votes."""
 
 MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""
@@ -195,7 +198,7 @@ def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal 
     if state.config.me.peer in counted:
         return False
     # where peers take turns most voters have none in this round, and vote on all the same
-    is_turn = version_of(record.rules) >= TURNS and 2 * len(counted) > state.config.max_members
+    is_turn = takes_turns(record.rules) and 2 * len(counted) > state.config.max_members
     kept = record.roster if is_turn else ()
     if proposal is None:
         has_work = state.can_contribute and state.tokens_ready > 0
@@ -466,7 +469,9 @@ def leave_ordered(state: RoundState, event: LeaveOrdered) -> RoundStep:
     opened, base = replace(state.open, leading=None, gathering=None), state.link.commit
     # A peer that does not know all its votes on this base must stay in its electorate: it may have helped to decide it.
     promised = opened.promised if state.may_vote else Ballot(LAST_ATTEMPT, state.config.me.peer)
-    leave = Leave(state.config.me, state.config.unit, base, promised, opened.acked, event.carrier_on(base))
+    leave = Leave(
+        state.config.me, state.config.unit, base, promised, opened.acked, event.carrier_on(base), LEAVE_VERSION
+    )
     state = replace(state, is_leaving=True, open=opened)
     return RoundStep(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
 

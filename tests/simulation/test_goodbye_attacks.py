@@ -14,6 +14,7 @@ from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import Ack, Certificate, Committed, Leave, RoundMessage, Settle
 from protocol.rounds.messages.record import LAST_ATTEMPT
 from protocol.rounds.orders import ReportDoubleVote
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
 
 
@@ -78,11 +79,14 @@ def test_a_peer_that_leaves_with_a_new_disk_makes_no_quorum_smaller_for_it_may_h
     assert decided in [link for link, _ in third.disk.chain]
 
 
-def test_a_goodbye_of_a_new_disk_that_promised_nothing_counts_for_nobody() -> None:
+@pytest.mark.parametrize(("newer", "version"), [(1, LEAVE_VERSION), (1, 0), (0, 0)])
+def test_a_goodbye_of_a_new_disk_or_of_an_older_release_that_promised_nothing_counts_for_nobody(
+    newer: int, version: int
+) -> None:
     scene = _decided()
     voter, third = scene.voter, scene.third
-    member = replace(voter.member, incarnation=voter.member.incarnation + 1, session=voter.member.session + 1)
-    third.hear(voter, Leave(member, UNIT, third.head.commit))
+    member = replace(voter.member, incarnation=voter.member.incarnation + newer, session=voter.member.session + 1)
+    third.hear(voter, Leave(member, UNIT, third.head.commit, version=version))
     assert third.state.open.leaves == {}
     assert third.state.peers[voter.peer].left
 
@@ -97,7 +101,7 @@ def test_a_voter_whose_goodbye_hides_its_ack_is_convicted_when_both_commits_meet
     monkeypatch.setattr(table, "_note", noted.append)
     table.kill(voter)
     base = third.head
-    third.hear(voter, Leave(voter.member, UNIT, base.commit))
+    third.hear(voter, Leave(voter.member, UNIT, base.commit, version=LEAVE_VERSION))
     table.run_until(lambda: third.head.index > base.index, 60.0)
     seat, other = (leader, third) if who_meets == "leader" else (third, leader)
     table.restart(leader)
@@ -117,7 +121,7 @@ def test_a_leader_that_hears_an_ack_and_a_goodbye_that_hides_it_expels_the_voter
     table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in silent
     table.run_until(lambda: bool(voter.sent(Ack)), 60.0)
     (ack,) = voter.sent(Ack)
-    hides = Leave(voter.member, UNIT, leader.head.commit)
+    hides = Leave(voter.member, UNIT, leader.head.commit, version=LEAVE_VERSION)
     leader.hear(voter, hides)
     if not is_ack_first:
         leader.hear(voter, ack)
