@@ -95,7 +95,7 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
             return RoundStep(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
         # written again before it is sent again: a full disk may have refused it the first time
         why = f"{short(sender)} asks again for the ack of attempt {settle.ballot.attempt}"
-        return RoundStep(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why),))
+        return RoundStep(state, (_log_ack(state, settle, link, why),))
     if opened.gathering is not None and settle.ballot <= opened.gathering.ballot:
         gathering = f"the bytes of attempt {opened.gathering.ballot.attempt} are being gathered"
         remark = f"{short(sender)} settled attempt {settle.ballot.attempt}, but {gathering}; expected a higher one"
@@ -230,8 +230,14 @@ def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
         before = opened.acked if is_other else opened.acked_before
         opened = replace(opened, acked=entry, acked_before=before, promised=settle.ballot)
     why = f"all bytes of round {link.index} are on our disk"
-    order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why)
-    return RoundStep(replace(state, open=opened), (order,))
+    state = replace(state, open=opened)
+    return RoundStep(state, (_log_ack(state, settle, link, why),))
+
+
+def _log_ack(state: RoundState, settle: Settle, link: ChainLink, why: str) -> LogAck:
+    """The ack goes to disk with the goodbyes that are known here: whoever finishes the record has to show those it relies on."""
+    leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
+    return LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, leaves, why)
 
 
 def ack_logged(state: RoundState, event: AckLogged) -> RoundStep:

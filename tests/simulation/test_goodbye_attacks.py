@@ -1,6 +1,7 @@
-"""Goodbyes that make a quorum smaller than the votes of their peer allow, at a table of honest peers.
+"""Goodbyes that make a quorum smaller than the votes of their peer allow, at a table of honest peers. And those that a power cut may
+not take away.
 
-Rules: R3, R14, R16 (protocol/rounds/RULES.md).
+Rules: R3, R14, R16, R19 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from protocol.rounds.events import LeaveOrdered
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import Ack, Certificate, Committed, Leave, RoundMessage, Settle
 from protocol.rounds.messages.record import LAST_ATTEMPT
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import ReportDoubleVote
 from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
@@ -128,3 +130,35 @@ def test_a_leader_that_hears_an_ack_and_a_goodbye_that_hides_it_expels_the_voter
     assert leader.state.barred.expelled == {voter.peer}
     table.drops = lambda sender, to, message: False
     table.run_until(lambda: all(seat.head.index >= 3 for seat in table.others(voter)), 240.0)
+
+
+@pytest.mark.parametrize("hears", ["the leader", "everybody"])
+def test_goodbyes_that_an_acked_record_relies_on_outlive_a_power_cut_of_all_who_heard_them(hears: str) -> None:
+    """Two of five left, and the record drops both. No ack of the others arrived at its leader."""
+    table = Table(5, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    leader = table.opener()
+    gone, base = table.others(leader)[:2], leader.head
+    rest = table.others(*gone)
+    cut = {seat.peer for seat in gone}
+
+    def drops(sender: str, to: str, message: RoundMessage) -> bool:
+        is_unheard = isinstance(message, Leave) and hears == "the leader" and to != leader.peer
+        return is_unheard or isinstance(message, Ack) or (sender in cut and not isinstance(message, Leave))
+
+    table.drops = drops  # type: ignore[assignment]
+    for seat in gone:
+        seat.feed(LeaveOrdered())
+        table.talk()
+        table.kill(seat)
+    table.run_until(lambda: all(seat.state.open.acked is not None for seat in rest), 60.0)
+    acked = {seat.state.open.acked.record for seat in rest if seat.state.open.acked is not None}
+    assert [len(decode_record(record).roster) for record in acked] == [3]
+    for seat in rest:
+        table.kill(seat)
+    table.drops = lambda sender, to, message: False
+    for seat in rest:
+        table.restart(seat)
+    table.run_until(lambda: all(seat.head.index >= base.index + 3 for seat in rest), 240.0)
+    assert not any(link.is_lone for seat in rest for link, _ in seat.disk.chain)
+    assert acked == {rest[0].disk.chain[base.index][1].record}, "what was acked is finished"

@@ -454,6 +454,17 @@ async def test_who_acked_leaves_at_once_while_the_leader_is_there(autojump_clock
         assert len(of_kind(Leave, heard)) == 1
 
 
+async def test_an_ack_is_on_disk_with_the_goodbyes_that_its_record_was_settled_with(autojump_clock: Clock) -> None:
+    async with one_service() as (world, life, heard):
+        commit, leaver = world.commits(1)[0], world.parties[2]
+        await commit.write_results(life.party)
+        goodbye = leaver.sign(encode_message(Leave(leaver.member, UNIT, world.genesis.head, version=LEAVE_VERSION)))
+        await tell(world.parties[1], life.party, replace(_settle(world, commit), leaves=(goodbye,)))
+        await until(lambda: bool(of_kind(Ack, heard)), 5.0)
+        logged = await life.party.log.load()
+        assert logged.bases[world.genesis.head].leaves == (goodbye,)
+
+
 async def test_who_acked_a_record_that_nobody_commits_leaves_in_the_end_and_says_what_it_acked(
     autojump_clock: Clock,
 ) -> None:
