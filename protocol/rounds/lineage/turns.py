@@ -43,18 +43,20 @@ def last_counted(links: Iterable[ChainLink]) -> Mapping[PeerId, int]:
 
 
 def by_turn(ready: Mapping[PeerId, int], counted: Mapping[PeerId, int], index: int, room: int) -> list[PeerId]:
-    """These peers in the order in which they take part: whoever waits longest first, and of equals who has most tokens ready. Peers
-    without tokens come last: they wait for nothing.
+    """These peers in the order in which they take part: whoever waits longest first. Equals are drawn by the round and their ids: the
+    tokens that a peer says it has would put a liar first, and votes go to those who take part. Peers without tokens come last: they
+    wait for nothing.
 
     Args:
-        ready: the tokens that each peer has ready.
+        ready: the tokens that each peer has ready, by its own word.
         counted: as `last_counted`. A peer that is not in it counts as if it had waited for one turn of all: else newcomers would
             always be first, and many of them would keep the others out.
         index: of the head.
         room: how many a round takes.
     """
     newcomer = index - -(-len(ready) // max(1, room))
-    return sorted(ready, key=lambda peer: (ready[peer] == 0, counted.get(peer, newcomer), -ready[peer], peer))
+    drawn_at = {peer: rank for rank, peer in enumerate(by_hash(b"turn" + index.to_bytes(8, "big"), ready))}
+    return sorted(ready, key=lambda peer: (ready[peer] == 0, counted.get(peer, newcomer), drawn_at[peer]))
 
 
 # --- how far their mean moves the model ---------------------------------------------------------------------------------------

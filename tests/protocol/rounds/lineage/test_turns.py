@@ -38,10 +38,22 @@ def _ids(*names: str) -> list[PeerId]:
 # --- who takes part -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_waited_longest_goes_first_and_of_equals_who_has_most_ready() -> None:
+def test_who_waited_longest_goes_first_and_who_has_nothing_goes_last() -> None:
     a, b, c, d = _ids("a", "b", "c", "d")
     ready = {a: 5, b: 900, c: 7, d: 0}
-    assert by_turn(ready, {a: 3, b: 9, c: 3, d: 1}, 10, 2) == [c, a, b, d]
+    assert by_turn(ready, {a: 3, b: 9, c: 4, d: 1}, 10, 2) == [a, c, b, d]
+
+
+def test_of_equals_no_word_of_theirs_decides_and_nobody_is_first_in_each_round() -> None:
+    peers = _ids(*map(str, range(12)))
+    honest, firsts = dict.fromkeys(peers, 100), Counter[PeerId]()
+    for index in range(200):
+        order = by_turn(honest, {}, index, 4)
+        for liar in order[4:]:
+            assert by_turn({**honest, liar: 1 << 53}, {}, index, 4) == order
+        firsts.update(order[:4])
+    assert min(firsts.values()) > 40
+    assert max(firsts.values()) < 100
 
 
 def test_newcomers_wait_as_long_as_a_turn_of_all_takes_and_keep_nobody_out() -> None:
