@@ -429,7 +429,7 @@ class RoundService:
         logged: Event
         match action:
             case LogAck():
-                await log_.log_ack(action.base, action.ballot, action.record, lone=action.lone)
+                await log_.log_ack(action.base, action.ballot, action.record, lone=action.lone, leaves=action.leaves)
                 logged = AckLogged(action.base, action.ballot, action.commit)
             case LogPromise():
                 await log_.log_promise(action.base, action.ballot)

@@ -31,6 +31,9 @@ _FORGOTTEN: Final = b"F"
 _DISPLACED: Final = b"D"
 """A certificate of an abandoned lineage, whose first entry was removed by a rewrite of the log."""
 
+_LEAVES: Final = b"G"
+"""The signed goodbyes on a base on which the ack after this entry may rely."""
+
 _MILESTONE: Final = b"M"
 """The milestone at which the lineage begins, and a position in the data."""
 
@@ -56,7 +59,7 @@ class LoggedContribution:
 @dataclass(frozen=True)
 class LoggedBase:
     """The entries about one base before the process ended; `has_forgotten`: acks on it were dropped since. `acked_before` is the ack
-    of another record before `acked`.
+    of another record before `acked`. `leaves` are the signed goodbyes on which they may rely.
     """
 
     contributions: tuple[LoggedContribution, ...] = ()
@@ -65,6 +68,7 @@ class LoggedBase:
     acked_lone: AckedRecord | None = None
     acked_before: AckedRecord | None = None
     has_forgotten: bool = False
+    leaves: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,8 @@ def count_entry(entry: bytes, sizes: LogSizes) -> Sequence[tuple[LoggedCertifica
         sizes.add_contribution(base, num_bytes)
     elif tag in (_PROMISE, _FORGOTTEN):
         sizes.add_promise(base, num_bytes)
+    elif tag == _LEAVES:
+        sizes.add_leaves(base, num_bytes)
     else:
         _, record = _read_ballot(body)
         promise_bytes = num_bytes - len(record)
@@ -231,24 +237,42 @@ def _entries_on(base: CommitId, known: LoggedBase, *, is_whole: bool) -> list[by
     if known.promised is not None:
         has_forgotten = known.has_forgotten or (bool(acks) and not is_whole)
         entries.append((_FORGOTTEN if has_forgotten else _PROMISE) + base + _ballot_bytes(known.promised))
+    if is_whole and known.leaves:
+        entries.append(leaves_entry(base, known.leaves))
     if is_whole:
         entries += [ack_entry(base, entry.ballot, entry.record, lone=is_lone) for is_lone, entry in acks]
     return entries
 
 
+def leaves_entry(base: CommitId, leaves: Sequence[bytes]) -> bytes:
+    """The entry of signed goodbyes on a base. It replaces the one before it."""
+    return _LEAVES + base + _joined(leaves)
+
+
 def switch_entry(fork: CommitId, certificates: Sequence[bytes]) -> bytes:
     """The entry of a switch to another lineage, from `fork` on."""
-    return _SWITCH + fork + b"".join(_LENGTH.pack(len(raw)) + raw for raw in certificates)
+    return _SWITCH + fork + _joined(certificates)
 
 
 def _path(body: bytes) -> list[tuple[CommitId, bytes]]:
     """The certificates in a switch, by base, oldest first."""
-    path: list[tuple[CommitId, bytes]] = []
+    return [(decode_record(decode_certificate(raw).record).parent, raw) for raw in _parts(body)]
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(raw)) + raw for raw in parts)
+
+
+def _parts(body: bytes) -> list[bytes]:
+    """The parts that `_joined` joined. Raises struct.error for bytes that it does not make."""
+    parts: list[bytes] = []
     while body:
         (length,) = _LENGTH.unpack_from(body)
         raw, body = body[_LENGTH.size : _LENGTH.size + length], body[_LENGTH.size + length :]
-        path.append((decode_record(decode_certificate(raw).record).parent, raw))
-    return path
+        if len(raw) < length:
+            raise struct.error(f"a part of {len(raw)} bytes, not of {length}")
+        parts.append(raw)
+    return parts
 
 
 def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
@@ -256,6 +280,8 @@ def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
         tokens, next_step = _WORK.unpack(body[32:])
         contribution = LoggedContribution(Root(body[:32]), tokens, next_step)
         return replace(known, contributions=(*known.contributions, contribution))
+    if tag == _LEAVES:
+        return replace(known, leaves=tuple(_parts(body)))
     if tag in (_PROMISE, _FORGOTTEN, _ACK, _LONE_ACK):
         ballot, rest = _read_ballot(body)
         promised = ballot if known.promised is None else max(known.promised, ballot)

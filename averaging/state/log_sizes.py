@@ -23,14 +23,15 @@ MAX_DISPLACED_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class _Votes:
-    """Bytes of the live votes on one base: the highest promise, the last ack, the last ack of another record before it, and the last
-    ack of a lone record. `digest` is that of the record in the last ack.
+    """Bytes of the live votes on one base: the highest promise, the last ack, the last ack of another record before it, the last ack
+    of a lone record, and the goodbyes that acks rely on. `digest` is that of the record in the last ack.
     """
 
     promise_bytes: int = 0
     ack_bytes: int = 0
     before_bytes: int = 0
     lone_ack_bytes: int = 0
+    leaves_bytes: int = 0
     digest: bytes = b""
 
     @property
@@ -151,6 +152,11 @@ class LogSizes:
         known = self._votes.pop(base, _Votes())
         self._votes[base] = replace(known, promise_bytes=promise_bytes, lone_ack_bytes=num_bytes)
 
+    def add_leaves(self, base: CommitId, num_bytes: int) -> None:
+        """Add the goodbyes that the next ack may rely on. They replace the previous ones."""
+        self.total_bytes += num_bytes
+        self._votes[base] = replace(self._votes.pop(base, _Votes()), leaves_bytes=num_bytes)
+
     def whole_bases(self, newest: Collection[CommitId], num_others: int) -> set[CommitId]:
         """The bases whose acks are kept: `newest` of the lineage, and the last voted on of those without a certificate."""
         others = [
@@ -162,7 +168,9 @@ class LogSizes:
 
     def live_bytes(self, whole: Collection[CommitId]) -> int:
         """Bytes that a rewrite keeps if acks are kept on the `whole` bases only."""
-        votes = sum(v.promise_bytes + (v.acks_bytes if base in whole else 0) for base, v in self._votes.items())
+        votes = sum(
+            v.promise_bytes + (v.acks_bytes + v.leaves_bytes if base in whole else 0) for base, v in self._votes.items()
+        )
         displaced = sum(entry.num_bytes for entry in self.displaced)
         lineage = self._milestone_bytes + self._certificate_bytes
         return self._contribution_bytes.total() + lineage + displaced + votes

@@ -35,6 +35,7 @@ from averaging.state.log_entries import (
     contribution_entry,
     count_entry,
     kept_entries,
+    leaves_entry,
     milestone_entry,
     promise_entry,
     read_entries,
@@ -89,6 +90,9 @@ class UnitLog:
         would use another thread. Only this object writes and deletes there.
         """
 
+        self._leaves: tuple[CommitId, tuple[bytes, ...]] | None = None
+        """The goodbyes that were written last."""
+
         self._num_changes = 0
         """Number of changes to the result files, so that a listing overtaken by a change is not cached."""
 
@@ -111,8 +115,18 @@ class UnitLog:
         """Call it before the promise is sent (R16)."""
         await self._append(promise_entry(base, ballot))
 
-    async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
-        """Call it before the ack is sent, and after all bytes that the record names are on disk (R14)."""
+    async def log_ack(
+        self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False, leaves: Sequence[bytes] = ()
+    ) -> None:
+        """Call it before the ack is sent, and after all bytes that the record names are on disk (R14).
+
+        Args:
+            leaves: the signed goodbyes on this base on which the record may rely, with those of earlier calls. They are on disk
+                before the ack.
+        """
+        if leaves and self._leaves != (base, tuple(leaves)):
+            await self._append(leaves_entry(base, leaves))
+            self._leaves = base, tuple(leaves)
         await self._append(ack_entry(base, ballot, record, lone=lone))
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
@@ -287,6 +301,7 @@ class UnitLog:
             logged, sizes = read_entries(await self._storage.read_records(LOG_NAME))
             entries = kept_entries(connected(logged), sizes.whole_bases(newest, self._limits.kept_bases))
             await self._storage.replace_log(LOG_NAME, entries)
+            self._leaves = None
             self._sizes = LogSizes()
             for entry in entries:
                 count_entry(entry, self._sizes)

@@ -24,11 +24,10 @@ from coordinator.checkpoints.checkpoints import (
     lost_checkpoints,
     remove_checkpoint,
     remove_leftovers,
-    stored_unit,
     unlisted_checkpoints,
     write_checkpoint,
 )
-from coordinator.checkpoints.thinning import CheckpointRules, drop_momentum, old_ones, surplus
+from coordinator.checkpoints.thinning import CheckpointRules, drop_momentum, last_of_unit, old_ones, surplus
 from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.chain_log import followed
 from coordinator.progress.run_core import Phase, RunState
@@ -455,12 +454,14 @@ class Checkpointer:
         return UnitContent(schema, grid, kept, root)
 
     def _stored(self, schema: TensorSchema, grid: ChunkGrid) -> UnitContent | None:
-        """A unit from the newest intact checkpoint that is not on an abandoned lineage; None if there is none. Blocks."""
+        """A unit from the newest intact checkpoint that is not on an abandoned lineage, also one without momentum; None if there is
+        none. Blocks.
+        """
         rows, chain = self._tracker.checkpoints, self._tracker.chain
         left = frozenset[CommitId]() if chain is None else _sides(chain, rows)[1]
         for row in sorted((row for row in rows if row.commit not in left), key=lambda row: -row.index):
             try:
-                return stored_unit(self._place.folder / row.path, schema, grid)
+                return last_of_unit(self._place.folder / row.path, schema, grid)
             except PotluckError as error:
                 _log.warning("checkpoint_not_read", index=row.index, reason=error.one_line())
         return None

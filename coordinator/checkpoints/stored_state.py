@@ -79,9 +79,20 @@ class StoredState:
         if self.momentum is None:
             found = f"an old checkpoint of {self.schema.unit}, without momentum"
             raise StorageError(found, "a whole one", "take one of the newest: potluck checkpoint list")
-        header, anchor_N = self.header, self.load_anchor()
+        anchor_N = self.load_anchor()
         with reading():
             momentum_N = self.momentum.vector()
+        return self._with(anchor_N, momentum_N)
+
+    def load_without_momentum(self) -> UnitState:
+        """The state with a momentum of zeros, as where a run begins with weights: all that an old checkpoint tells. Its root is not
+        `expected`. Raises as `load`.
+        """
+        anchor_N = self.load_anchor()
+        return self._with(anchor_N, anchor_N.new_zeros(anchor_N.shape))
+
+    def _with(self, anchor_N: torch.Tensor, momentum_N: torch.Tensor) -> UnitState:
+        header = self.header
         return UnitState(header.unit, header.head, header.index, header.total_tokens, anchor_N, momentum_N)
 
     def load_anchor(self) -> torch.Tensor:

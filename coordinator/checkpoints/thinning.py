@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from averaging.state.state import state_root
 from coordinator.checkpoints.checkpoints import (
+    UnitContent,
     momentum_hashes_name,
     momentum_name,
     read_manifest,
@@ -26,6 +28,7 @@ from protocol.estimates.kept_checkpoints import spacing
 if TYPE_CHECKING:
     from coordinator.ledger.ledger import CheckpointRow
     from protocol.ids import CommitId
+    from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,22 @@ def old_ones(
     doomed = {row.commit for row in surplus(rows, rules, left)}
     ordered = _ordered(rows, left)
     return [row for row in ordered[: max(0, len(ordered) - rules.keep)] if row.commit not in doomed]
+
+
+def last_of_unit(path: Path, schema: TensorSchema, grid: ChunkGrid) -> UnitContent:
+    """One unit of a checkpoint with several, for a unit that nobody holds: its parameters may be all that is left of it. Of an old
+    checkpoint with a momentum of zeros, and so with another root. Blocks.
+
+    Raises:
+        ConfigError, StorageError: as `verify_checkpoint`, or the checkpoint has no such unit.
+    """
+    for stored in stored_states(path, verify_checkpoint(path)):
+        if stored.schema.unit == schema.unit and stored.momentum is None:
+            state = stored.load_without_momentum()
+            return UnitContent(schema, grid, state, state_root(state, grid))
+        if stored.schema.unit == schema.unit:
+            return UnitContent(schema, grid, stored.load(), stored.expected)
+    raise StorageError(f"checkpoint {path} has no unit {schema.unit}", "one with every unit of the run")
 
 
 def drop_momentum(path: Path) -> None:

@@ -50,10 +50,12 @@ admitted member could fill the ledger with commits that only it signs.
 
 MAX_BESIDE: Final = 1024
 """Commits beside the followed lineage, from which on no more are recorded of a lone lineage that is not followed. Its voters alone
-could sign more without end.
+could sign more without end. If no live peer stands on the followed lineage from that fork on, the lone one may be all that is left
+of the run, and more are recorded.
 """
 
 _NO_HEADS: Final = PeerHeads()
+_UNHEARD: Final = PeerHeads(are_all_heard=False)
 
 _STEP_BACK: Final = 32
 """The smallest step back when a peer's certificates start behind an unknown parent: that peer is on a fork."""
@@ -111,9 +113,10 @@ def _beside_too_many(
     links: KnownLinks,
     kept: Followed,
     refused: frozenset[CommitId],
+    heads: PeerHeads,
 ) -> Refused | None:
     """Why no commit of this lineage is recorded any more, beside as many others; None if it is. Lone commits in `refused` may not be
-    followed now.
+    followed now. `heads` are those of live peers.
     """
     first: ChainLink | None = None
     fork: ChainLink | None = parent
@@ -124,7 +127,15 @@ def _beside_too_many(
         return None  # MAX_ON_BASE bounds those on the followed lineage itself
     ours = next((link for link in links.children(fork.commit) if link.commit in kept.commits), None)
     is_lone = is_outvoted(fork, first, ours) if ours is not None else first.commit in refused
-    return Refused((), f"{MAX_BESIDE} commits beside the followed lineage") if is_lone else None
+    if not is_lone or (heads.are_all_heard and not _is_stood_on(fork, links, kept, heads)):
+        return None
+    return Refused((), f"{MAX_BESIDE} commits beside the followed lineage")
+
+
+def _is_stood_on(fork: ChainLink, links: KnownLinks, kept: Followed, heads: PeerHeads) -> bool:
+    """Whether a live peer stands on the followed lineage from this fork on, as far as heads are known."""
+    places = ((head, links.place(head)) for head in heads.of_peer.values() if head in kept.commits)
+    return any(place is not None and place[0] >= fork.index for _, place in places)
 
 
 def _forked(links: KnownLinks, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
@@ -216,12 +227,19 @@ class ChainLog:
             yield here, place[0]
             here = place[1]
 
-    def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
+    def verify(
+        self,
+        certificates: Sequence[bytes],
+        head: CommitId = NO_COMMIT,
+        index: int = 0,
+        heads: PeerHeads = _UNHEARD,
+    ) -> Accepted:
         """Check certificates in order, without adding them. Safe to run in a thread while nothing else is added. Certificates
         without a known parent are set aside, and so are those that exceed MAX_ON_BASE or MAX_BESIDE.
 
         Args:
             head, index: the head that the sending peer reports, and its round.
+            heads: those of live peers.
 
         Raises:
             RemoteProtocolError: a certificate whose parent is known does not verify.
@@ -242,7 +260,7 @@ class ChainLog:
             known = self._links.get(commit_id(parent.commit, certificate.record))
             too_many = self._too_many(record, [item.link for item in new]) if known is None else None
             if known is None and too_many is None and kept is not None:
-                too_many = _beside_too_many(parent, fresh, self._links, kept, self._refused)
+                too_many = _beside_too_many(parent, fresh, self._links, kept, self._refused, heads)
             if too_many is not None:
                 refused.append(too_many)
                 continue
@@ -376,7 +394,8 @@ class ChainLog:
             begins: the commit at which the rows begin, in place of the genesis; one of them. Earlier ones are in the archive.
 
         Returns:
-            Commits whose parents the ledger lacks, oldest first. They count as soon as peers send the commits in between.
+            Commits whose parents the ledger lacks, oldest first. They count as soon as peers send the commits in between. Commits on
+            forks that left before `begins` are none of them: nothing follows them.
 
         Raises:
             RemoteProtocolError: a row of the ledger is damaged or inconsistent.
@@ -389,6 +408,7 @@ class ChainLog:
             self._know(link)
             rows = [row for row in rows if row is not first]
         known = {self._tree.root}
+        settled: set[CommitId] = set()
         linked: list[CommitRow] = []
         unlinked: list[CommitId] = []
         for row in rows:
@@ -396,6 +416,8 @@ class ChainLog:
                 known.add(row.commit)
                 linked.append(row)
                 self._links.add_raw(row)
+            elif row.parent in settled or row.index <= self.oldest:
+                settled.add(row.commit)
             else:
                 unlinked.append(row.commit)
         if linked:

@@ -48,9 +48,9 @@ from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.lineage.lineage import MAX_DEPTH
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck
+from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.lineage.round_row import round_row
-from protocol.rounds.lineage.rule_numbers import rules_with
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS, rules_with
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body
 
@@ -380,7 +380,7 @@ class RunTracker:
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
             incarnations=disks if all(disks) else (),
-            rules=rules_with(SIGNED, run.manifest.config.round.cap_factor),
+            rules=rules_with(NEW_RUNS, run.manifest.config.round.cap_factor),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # If another start record was stored meanwhile, that one is the start.
@@ -411,9 +411,10 @@ class RunTracker:
         chain = self._chain
         if chain is None:
             return 1
-        accepted = await self._verified(chain, report)
+        heads = self._stands(chain, peer, report)
+        accepted = await self._verified(chain, report, heads)
         self._refused.check(peer, accepted.refused)
-        growth = chain.grown(accepted.new, self._stands(chain, peer, report))
+        growth = chain.grown(accepted.new, heads)
         now = int(self._clock.unix_s())
         rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
         fresh, trained = {item.link.commit: item.link for item in growth.new}, self._train_points(chain, growth)
@@ -434,13 +435,13 @@ class RunTracker:
         self._missing.note(peer, report, chain, accepted, self._clock.monotonic_s())
         return accepted.want_from_index
 
-    async def _verified(self, chain: ChainLog, report: PeerReport) -> Accepted:
+    async def _verified(self, chain: ChainLog, report: PeerReport, heads: PeerHeads) -> Accepted:
         """The certificates of a report, verified in a thread. Most reports bring none."""
         certificates, head, index = report.certificates, report.head, report.index
         if not certificates:
             return chain.verify((), head, index)
         return await self._offload.run(
-            lambda: chain.verify(certificates, head, index), cost_s=_VERIFY_COST_S * len(certificates)
+            lambda: chain.verify(certificates, head, index, heads), cost_s=_VERIFY_COST_S * len(certificates)
         )
 
     def _stands(self, chain: ChainLog, peer: PeerId, report: PeerReport) -> PeerHeads:

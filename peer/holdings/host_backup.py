@@ -6,6 +6,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network
+from averaging.rounds.fetching.milestone_asking import ask_milestones
 from averaging.rounds.fetching.unit_mirror import follow
 from averaging.rounds.lineage.unit_chain import UnitChain
 from protocol.errors import PotluckError
@@ -26,6 +27,7 @@ async def take_kept(network: Network, chain: UnitChain, host: PeerId) -> bool:
     unit, before = chain.tools.unit, chain.head.index
     try:
         with trio.move_on_after(WITHIN_S):
+            await ask_milestones(network, chain, [host])  # the host's copy may begin at one that nobody told us of
             await follow(network, chain, [host], may_leave=False)
     except PotluckError as error:
         log.info("not_taken_from_host", unit=unit, reason=error.one_line())

@@ -17,12 +17,13 @@ import trio
 from averaging.network.seams.interfaces import Network
 from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_state, download_tools
 from averaging.rounds.fetching.fellows import Others, nobody
+from averaging.rounds.fetching.milestone_asking import ask_milestones
 from averaging.rounds.fetching.served_meanwhile import serve_meanwhile
 from averaging.rounds.lineage import retention as keeping
 from averaging.rounds.lineage.past.held_milestones import newest_milestone
 from averaging.rounds.lineage.state_aside import set_aside
 from averaging.rounds.lineage.unit_chain import UnitChain
-from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits, fetch_milestones
+from averaging.rounds.traffic.transfer import LEAST_BYTES_PER_S, fetch_commits
 from averaging.state.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.identity.names import peer_name
@@ -38,9 +39,6 @@ log = structlog.get_logger()
 
 COMMITS_WITHIN_S: Final = 60.0
 """Time for one donor's certificates. They are small, but a long run has many. Valid ones extend the time."""
-
-NUM_ASKED_FOR_MILESTONES: Final = 3
-"""Donors that a peer without any commit asks for milestones before all else."""
 
 COMMITS_AT_MOST_S: Final = 1800.0
 """A donor that sends valid certificates at LEAST_BYTES_PER_S or faster is read to the end, for this long at most."""
@@ -123,21 +121,6 @@ async def catch_up_by_snapshot(
             why = error.found if isinstance(error, PotluckError) else "too slow"
             on_failure(f"{peer_name(donor)} cannot help: {why}")
     return best.index
-
-
-async def ask_milestones(network: Network, chain: UnitChain, donors: Sequence[PeerId]) -> None:
-    """Take the milestones that a few donors have: the host, which sends them to us, may be away. They say nothing else about
-    themselves, so a donor that has none or does not answer is no failure.
-    """
-    if chain.tools.milestones is None:
-        return
-    for donor in donors[:NUM_ASKED_FOR_MILESTONES]:
-        try:
-            sealed = await fetch_milestones(network, donor, chain.tools.unit)
-        except PotluckError as error:
-            log.info("no_milestones", donor=peer_name(donor), reason=error.one_line())
-            continue
-        chain.tools.milestones.take(sealed, peer_name(donor))
 
 
 async def own_lineage(chain: UnitChain) -> Lineage:

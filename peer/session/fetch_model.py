@@ -29,6 +29,7 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.fetching.download import MAX_DONORS, download_state, download_tools
+from averaging.rounds.fetching.milestone_asking import ask_milestones
 from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
@@ -58,7 +59,7 @@ from peer.membership.network_options import network_options
 from peer.membership.own_ban import own_ban
 from peer.membership.saved_membership import is_known, remember_start, run_folder, take_session
 from peer.session.build import kept_milestones, result_codec
-from peer.session.catch_up import BestLineage, ask_milestones, own_lineage
+from peer.session.catch_up import BestLineage, own_lineage
 from peer.session.session import SequenceNumbers
 from peer.settings.config import PeerConfig
 from protocol.errors import PotluckError, RefusedError, RunOverError, TemporaryError, UnreachableError

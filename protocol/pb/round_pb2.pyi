@@ -528,20 +528,22 @@ class Heartbeat(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., is_inbound_reachable: bool = ..., upload_bytes_per_s: _Optional[int] = ..., heads: _Optional[_Iterable[_Union[UnitHead, _Mapping]]] = ..., exchange_ms: _Optional[int] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("member", "unit", "base", "promised", "acked", "carrier")
+    __slots__ = ("member", "unit", "base", "promised", "acked", "carrier", "version")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
     ACKED_FIELD_NUMBER: _ClassVar[int]
     CARRIER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     member: Member
     unit: str
     base: bytes
     promised: Ballot
     acked: AckedRecord
     carrier: Member
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ..., carrier: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
+    version: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ..., carrier: _Optional[_Union[Member, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ExchangeHello(_message.Message):
     __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes", "path", "no_part", "credential", "carried", "hashes_follow")

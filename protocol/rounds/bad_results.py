@@ -22,12 +22,12 @@ from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.disagreement_rules import all_disagreeing, disagreements, guard_problem
 from protocol.rounds.lineage.record_rules import (
     ROUND_DOMAIN,
-    SIGNED,
     SignatureCheck,
     member_of,
     record_problem,
     result_problem,
 )
+from protocol.rounds.lineage.rule_numbers import SIGNED
 from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.messages.record import NO_SPINE, CommitRecord
 from protocol.rounds.messages.wire import decode_body, decode_record

@@ -40,6 +40,10 @@ from protocol.rounds.unavailable_commits import looked_for, passed_over, reviewe
 MOST_LONE_SIBLINGS: Final = 4
 """Lone commits of the same voters on one base. Honest ones sign one, and another after a crash that hid the first from them."""
 
+MOST_UNPLACED: Final = 8
+MOST_UNPLACED_EACH: Final = 2
+"""Certificates on a base that is not known here which wait for it, in all and of one sender: the last ones."""
+
 MOST_BESIDE: Final = 1024
 """Commits beside our lineage that are kept in all. Beyond it none of a lone lineage that we do not follow is kept."""
 
@@ -95,7 +99,7 @@ def _is_told_by_others(state: RoundState, now_s: float) -> bool:
 
 def committed(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> RoundStep:
     """A certificate came: verify it on its parent, anywhere in the tree. If the parent is unknown, ask for it. Among many peers a new
-    one is passed on (R15).
+    one is passed on as soon as it is verified (R15): others may hear of it from nobody else.
     """
     if message.unit != state.config.unit:
         found = f"{short(sender)} sent a commit of unit {message.unit}"
@@ -105,12 +109,53 @@ def committed(state: RoundState, sender: PeerId, message: Committed, now_s: floa
     except (RemoteProtocolError, VersionError) as error:
         return RoundStep(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
     if added is None:
-        return catch_up(state, sender, f"{short(sender)} sent a commit on a base that we do not know")
-    judged = _judged(added, (message.certificate,), sender, now_s)
-    if added is state or sender == state.config.me.peer:
-        return judged
-    onward = telling.passed_on(state, sender, message, "a commit is new to us: others hear of it from us")
+        waiting = _unplaced(state, sender, message, now_s)
+        return catch_up(waiting, sender, f"{short(sender)} sent a commit on a base that we do not know")
+    placed = _placed(added, now_s)
+    judged = _judged(placed.state, (message.certificate,), sender, now_s)
+    onward = placed.actions
+    if added is not state and sender != state.config.me.peer:
+        onward = (*telling.passed_on(state, sender, message, _NEW_TO_US), *onward)
     return RoundStep(judged.state, (*onward, *judged.actions), judged.reason, judged.remark)
+
+
+_NEW_TO_US: Final = "a commit is new to us: others hear of it from us"
+
+
+def _unplaced(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> RoundState:
+    """Keep a certificate until its parent is known, where we have to pass it on."""
+    if not telling.is_told_by_tree(state):
+        return state
+    ahead = state.open.ahead or Ahead(now_s, (sender,))
+    if any(other == message for _, other in ahead.unplaced):
+        return state
+    own = [item for item in ahead.unplaced if item[0] == sender]
+    too_old = own[: len(own) + 1 - MOST_UNPLACED_EACH]
+    unplaced = (*(item for item in ahead.unplaced if item not in too_old), (sender, message))[-MOST_UNPLACED:]
+    return replace(state, open=replace(state.open, ahead=replace(ahead, unplaced=unplaced)))
+
+
+def _placed(state: RoundState, now_s: float) -> RoundStep:
+    """Verify and pass on the certificates whose parents came after them."""
+    ahead = state.open.ahead
+    if ahead is None or not ahead.unplaced:
+        return RoundStep(state)
+    waiting: list[tuple[PeerId, Committed]] = []
+    onward: list[Action] = []
+    for sender, message in sorted(ahead.unplaced, key=lambda item: decode_record(item[1].certificate.record).index):
+        certificate = message.certificate
+        base = decode_record(certificate.record).parent
+        if base not in state.tree.nodes:
+            waiting.append((sender, message))
+            continue
+        try:
+            state = _with_certificate(state, certificate, now_s) or state
+        except (RemoteProtocolError, VersionError):
+            continue
+        if commit_id(base, certificate.record) in state.tree.nodes:
+            onward += telling.passed_on(state, sender, message, _NEW_TO_US)
+    kept = replace(ahead, unplaced=tuple(waiting))
+    return RoundStep(replace(state, open=replace(state.open, ahead=kept)), tuple(onward))
 
 
 def _judged(state: RoundState, certificates: Sequence[Certificate], source: PeerId, now_s: float) -> RoundStep:
@@ -155,7 +200,9 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> R
         if added is None:
             return RoundStep(state, remark=f"{short(event.source)} sent commits on a base that we do not know")
         state = added
-    return _judged(state, event.certificates, event.source, now_s)
+    placed = _placed(state, now_s)
+    judged = _judged(placed.state, event.certificates, event.source, now_s)
+    return RoundStep(judged.state, (*placed.actions, *judged.actions), judged.reason, judged.remark)
 
 
 def _with_certificate(state: RoundState, certificate: Certificate, now_s: float) -> RoundState | None:

@@ -89,13 +89,16 @@ class GatherBytes:
 
 @dataclass(frozen=True, slots=True)
 class LogAck:
-    """Write (ballot, record) to disk; answer AckLogged. An ack of a lone record leaves the other one as it is."""
+    """Write (ballot, record) to disk; answer AckLogged. An ack of a lone record leaves the other one as it is. `leaves` are the signed
+    goodbyes on which the record may rely, by leaver: after a power cut of everybody nobody else may have them.
+    """
 
     base: CommitId
     ballot: Ballot
     record: bytes
     commit: CommitId
     lone: bool = False
+    leaves: tuple[bytes, ...] = ()
     reason: str = field(default="", compare=False)
 
 

@@ -20,6 +20,7 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView
 from protocol.rounds.messages.messages import (
     AckedRecord,
+    Committed,
     Leave,
     Member,
     Promise,
@@ -188,17 +189,19 @@ class PendingPreVote:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Peers that reported a head beyond ours: claims, none of them verified.
+    """Peers that reported a head beyond ours, or sent its certificate: claims, none of them verified.
 
     Attributes:
         since_s: when the first of them did. A pause of our machine is no reason to wait longer.
         tellers: the first MAX_TELLERS of them, each once.
         were_asked: whether they were asked for it; a peer that reports it after that is asked at once.
+        unplaced: certificates whose parent is not known here, each with its sender.
     """
 
     since_s: float
     tellers: tuple[PeerId, ...]
     were_asked: bool = False
+    unplaced: tuple[tuple[PeerId, Committed], ...] = ()
 
     def reported_by(self, peer: PeerId) -> Ahead:
         """One more peer reported it."""

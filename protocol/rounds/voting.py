@@ -21,9 +21,9 @@ from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_pr
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, low_cap_problem, record_problem
-from protocol.rounds.lineage.rule_numbers import version_of
-from protocol.rounds.lineage.turns import TURNS, left_out
+from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.rule_numbers import SIGNED, takes_turns
+from protocol.rounds.lineage.turns import left_out
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
     Ack,
@@ -57,6 +57,9 @@ from protocol.rounds.telling import own_heartbeat
 
 ACK_VERSION: Final = 1
 """Of acks that name the one before them."""
+
+LEAVE_VERSION: Final = 1
+"""Of goodbyes that claim the highest ballot where their signer does not know all its votes."""
 
 MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""
@@ -92,7 +95,7 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
             return RoundStep(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
         # written again before it is sent again: a full disk may have refused it the first time
         why = f"{short(sender)} asks again for the ack of attempt {settle.ballot.attempt}"
-        return RoundStep(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why),))
+        return RoundStep(state, (_log_ack(state, settle, link, why),))
     if opened.gathering is not None and settle.ballot <= opened.gathering.ballot:
         gathering = f"the bytes of attempt {opened.gathering.ballot.attempt} are being gathered"
         remark = f"{short(sender)} settled attempt {settle.ballot.attempt}, but {gathering}; expected a higher one"
@@ -195,7 +198,7 @@ def _is_passed_over(state: RoundState, record: CommitRecord, proposal: Proposal 
     if state.config.me.peer in counted:
         return False
     # where peers take turns most voters have none in this round, and vote on all the same
-    is_turn = version_of(record.rules) >= TURNS and 2 * len(counted) > state.config.max_members
+    is_turn = takes_turns(record.rules) and 2 * len(counted) > state.config.max_members
     kept = record.roster if is_turn else ()
     if proposal is None:
         has_work = state.can_contribute and state.tokens_ready > 0
@@ -227,8 +230,14 @@ def bytes_held(state: RoundState, event: BytesHeld) -> RoundStep:
         before = opened.acked if is_other else opened.acked_before
         opened = replace(opened, acked=entry, acked_before=before, promised=settle.ballot)
     why = f"all bytes of round {link.index} are on our disk"
-    order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why)
-    return RoundStep(replace(state, open=opened), (order,))
+    state = replace(state, open=opened)
+    return RoundStep(state, (_log_ack(state, settle, link, why),))
+
+
+def _log_ack(state: RoundState, settle: Settle, link: ChainLink, why: str) -> LogAck:
+    """The ack goes to disk with the goodbyes that are known here: whoever finishes the record has to show those it relies on."""
+    leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
+    return LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, leaves, why)
 
 
 def ack_logged(state: RoundState, event: AckLogged) -> RoundStep:
@@ -466,7 +475,9 @@ def leave_ordered(state: RoundState, event: LeaveOrdered) -> RoundStep:
     opened, base = replace(state.open, leading=None, gathering=None), state.link.commit
     # A peer that does not know all its votes on this base must stay in its electorate: it may have helped to decide it.
     promised = opened.promised if state.may_vote else Ballot(LAST_ATTEMPT, state.config.me.peer)
-    leave = Leave(state.config.me, state.config.unit, base, promised, opened.acked, event.carrier_on(base))
+    leave = Leave(
+        state.config.me, state.config.unit, base, promised, opened.acked, event.carrier_on(base), LEAVE_VERSION
+    )
     state = replace(state, is_leaving=True, open=opened)
     return RoundStep(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
 

@@ -73,8 +73,8 @@ def wrap_log(doom: Doom) -> None:
     async def log_promise(log: UnitLog, base: CommitId, ballot: Ballot) -> None:
         await doom.around("proposed", base, ballot, promise(log, base, ballot))
 
-    async def log_ack(log: UnitLog, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
-        await doom.around("acked", base, ballot, ack(log, base, ballot, record, lone=lone))
+    async def log_ack(log: UnitLog, base: CommitId, ballot: Ballot, record: bytes, **more: Any) -> None:
+        await doom.around("acked", base, ballot, ack(log, base, ballot, record, **more))
 
     async def log_certificate(log: UnitLog, base: CommitId, raw: bytes) -> None:
         ballot = decode_record(decode_certificate(raw).record).ballot

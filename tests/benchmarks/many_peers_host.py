@@ -37,7 +37,7 @@ from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
 from protocol.identity.credential import BACKDATE_S
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId
-from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import encode_body
 from tests.benchmarks.thin_clients import identity_of
@@ -85,7 +85,7 @@ def _opened(folder: Path, num_rounds: int, offload: CountedOffload) -> Iterator[
     with open_host(folder, SystemClock(), toml=TOML, offload=offload) as host:
         members = sorted((identity_of(number) for number in range(NUM_MEMBERS)), key=lambda member: member.peer_id)
         roster = tuple(member.peer_id for member in members)
-        start = StartRecord(host.run_id, host.start_units, roster, 300, int(host.clock.unix_s()), rules=SIGNED)
+        start = StartRecord(host.run_id, host.start_units, roster, 300, int(host.clock.unix_s()), rules=NEW_RUNS)
         chain = Chain(host.run_id, members=tuple(members), given_start=encode_body(start))
         for _ in range(num_rounds):
             _commit(chain)

@@ -23,7 +23,8 @@ from protocol.identity.identity import Identity, Signer, Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link, link_of
 from protocol.rounds.lineage.quorum import first_opener
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, sum_in
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import Ack, Certificate, Member, Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import Ballot, Included, OuterStep
@@ -75,7 +76,7 @@ class MadeRun:
         draft = self._zeros(CommitId(bytes(32)))
         unit = StartUnit(UNIT, bytes(32), state_root(draft, self.grid))
         target = TOKENS * len(self.signers)
-        return encode_body(StartRecord(self.run_id, (unit,), self.roster, target, 0, rules=SIGNED))
+        return encode_body(StartRecord(self.run_id, (unit,), self.roster, target, 0, rules=NEW_RUNS))
 
     @property
     def sealed_start(self) -> bytes:

@@ -29,8 +29,8 @@ from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import attempt, voting
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, claim_of, sum_of
-from protocol.rounds.lineage.rule_numbers import with_version
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, claim_of, sum_of
+from protocol.rounds.lineage.rule_numbers import rules_after
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
     NO_COMMIT_NAMED,
@@ -231,7 +231,7 @@ async def _signed_record(
         attested=Attestation(CommitId(root), root),
         lone=lone,
         result_codec=config.result_codec,
-        rules=with_version(parent.rules, SIGNED),
+        rules=rules_after(parent.rules, in_turns=False),
         attestations=(Attestation(CommitId(root), root),),
     )
     seal_by = {signer.member.peer: signer.seal for signer in signers}

@@ -50,7 +50,8 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain import attested_roots, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, sum_in
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import Ack, Certificate, Member, Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import Ballot, CommitRecord, Included, OuterStep
@@ -201,9 +202,9 @@ async def test_a_saved_run_goes_on_with_signed_records_and_after_one_says_what_t
     chain, _ = await peer.open_chain()
     verify = partial(verify_certificate, verifier=Ed25519Verifier(), run_id=peer.membership.run_id)
     old, new = chain.head, _signed_record(peer, chain.head)
-    assert (old.rules, new.rules) == (0, SIGNED)
+    assert (old.rules, new.rules) == (0, NEW_RUNS)
     signed = verify(_certified(peer, new), old)
-    assert (signed.index, signed.rules) == (NUM_ROUNDS + 1, SIGNED)
+    assert (signed.index, signed.rules) == (NUM_ROUNDS + 1, NEW_RUNS)
     unsigned = tuple(replace(entry, seal=b"", attests=0) for entry in new.contributors)
     without = replace(
         new,

@@ -34,7 +34,8 @@ from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from peer.training.local_training import LocalTrainer
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.messages.record import OuterStep
 from protocol.rounds.messages.start import StartRecord, StartUnit
@@ -245,7 +246,7 @@ class ExpertSwarm:
             holders = tuple(sorted(peer.peer for peer in self.holders(schema.unit)))
             units.append(StartUnit(schema.unit, schema.fingerprint(), root, holders))
         roster = tuple(sorted(peer.peer for peer in self.peers))
-        return encode_body(StartRecord(RUN_ID, tuple(units), roster, self.settings.target_tokens, 0, rules=SIGNED))
+        return encode_body(StartRecord(RUN_ID, tuple(units), roster, self.settings.target_tokens, 0, rules=NEW_RUNS))
 
     async def _open(self, peer: SwarmPeer, start: bytes) -> PeerRounds:
         members = {each.peer for each in self.peers}

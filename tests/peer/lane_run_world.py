@@ -42,7 +42,7 @@ from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId
-from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, encode_body
 from protocol.run.manifest import RunManifest
@@ -146,7 +146,7 @@ class LaneRun:
             root = start_root(schema, grid, manifest.config.run.seed, (), manifest.model_schema)
             units.append(StartUnit(schema.unit, schema.fingerprint(), root, (self._identities[stage].peer_id,)))
         roster = tuple(sorted(identity.peer_id for identity in self._identities))
-        start = encode_body(StartRecord(manifest.run_id, tuple(units), roster, ROUND_TOKENS, 1, rules=SIGNED))
+        start = encode_body(StartRecord(manifest.run_id, tuple(units), roster, ROUND_TOKENS, 1, rules=NEW_RUNS))
         return seal(HOST, START_DOMAIN, manifest.run_id, 1, NEVER_MS, start)
 
     async def open(self, stage: int) -> Trainee:

@@ -30,6 +30,9 @@ MOST_OF_FEW = 4
 MOST_CREDITED = 4
 """A commit credits at most so many times what its round was due at, or what the one before credited."""
 
+RULES = 3
+"""Of all records of these worlds, in which everybody fits into a round."""
+
 
 @dataclass
 class Facts:
@@ -40,8 +43,8 @@ class Facts:
 
     def problem(self, parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -> str:
         """Why no honest peer may follow this commit; empty if it says what is so."""
-        if record.rules != 1:
-            return "it has no signatures"
+        if record.rules != RULES:
+            return f"it keeps rules {record.rules}, not those of its run"
         return (
             self._signatures(record)
             or _numbers(parent, record)

@@ -244,7 +244,7 @@ class Liar:
         if others and self.does("accuses others"):
             said.append(self._accusation(unit, base))
         if self.does("goodbye and stays"):
-            said.append(Leave(state.config.me, unit, base, opened.promised, None))
+            said.append(Leave(state.config.me, unit, base, opened.promised, version=voting.LEAVE_VERSION))
         said += self._lone(state, now_s)
         said += stalls.unasked(self, state)
         return [Send(others, message, "a lie") for message in said] if others else []

@@ -14,14 +14,13 @@ from protocol.rounds.lineage.record_rules import (
     KEPT_SHARE,
     LATE_FACTOR,
     ROUND_DOMAIN,
-    SIGNED,
     claim_of,
     credits_of,
     most_credited,
     sum_of,
     weight_cap,
 )
-from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, cap_factor_of
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, cap_factor_of, rules_after
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import Ack, Certificate
 from protocol.rounds.messages.record import (
@@ -139,7 +138,7 @@ def record_by(
         pair,
         lone,
         result_codec=config.result_codec,
-        rules=SIGNED,
+        rules=rules_after(parent.rules, in_turns=False),
         attestations=(pair,),
     )
     return credited(record, parent)

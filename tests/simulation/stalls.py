@@ -30,6 +30,7 @@ from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import commit_id, encode_message, encode_record
 from protocol.rounds.orders import Action, Send, SendHeartbeat
 from protocol.rounds.state import RoundState
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.simulation.lies import record_by, resigned
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def unasked(liar: Liar, state: RoundState) -> list[RoundMessage]:
         said.append(PreVoteRequest(unit, link.commit, liar.fence, 1e9))
     if liar.does(GOODBYE):
         high = Ballot(liar.stall_chooser.choice((900, LAST_ATTEMPT)), me)
-        said.append(Leave(state.config.me, unit, link.commit, high, None))
+        said.append(Leave(state.config.me, unit, link.commit, high, version=LEAVE_VERSION))
     if liar.num_broken < MOST_BROKEN and liar.does(BROKEN):
         liar.num_broken += 1
         said.append(Committed(unit, _certified(liar, link, _made_up(liar, state))))

@@ -15,7 +15,7 @@ from averaging.codecs import codec_by_name
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.state.state import UnitState, state_root
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.messages import Member, RoundMessage
 from protocol.rounds.messages.record import OuterStep
@@ -121,7 +121,7 @@ class World:
         roster = tuple(sorted(node.peer for node in founders))
         units = tuple(self._start_unit(unit, founders) for unit in self.layout.units)
         disks = tuple(1 for _ in roster)  # the first incarnation of each
-        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0, disks, SIGNED))
+        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0, disks, NEW_RUNS))
         for part in units:
             observed = self.observed_of[part.unit]
             observed.start, observed.founders = genesis_id(self.start_record), part.roster or roster

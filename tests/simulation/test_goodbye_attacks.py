@@ -1,6 +1,7 @@
-"""Goodbyes that make a quorum smaller than the votes of their peer allow, at a table of honest peers.
+"""Goodbyes that make a quorum smaller than the votes of their peer allow, at a table of honest peers. And those that a power cut may
+not take away.
 
-Rules: R3, R14, R16 (protocol/rounds/RULES.md).
+Rules: R3, R14, R16, R19 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from protocol.rounds.events import LeaveOrdered
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.messages.messages import Ack, Certificate, Committed, Leave, RoundMessage, Settle
 from protocol.rounds.messages.record import LAST_ATTEMPT
+from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import ReportDoubleVote
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
 
 
@@ -78,11 +81,14 @@ def test_a_peer_that_leaves_with_a_new_disk_makes_no_quorum_smaller_for_it_may_h
     assert decided in [link for link, _ in third.disk.chain]
 
 
-def test_a_goodbye_of_a_new_disk_that_promised_nothing_counts_for_nobody() -> None:
+@pytest.mark.parametrize(("newer", "version"), [(1, LEAVE_VERSION), (1, 0), (0, 0)])
+def test_a_goodbye_of_a_new_disk_or_of_an_older_release_that_promised_nothing_counts_for_nobody(
+    newer: int, version: int
+) -> None:
     scene = _decided()
     voter, third = scene.voter, scene.third
-    member = replace(voter.member, incarnation=voter.member.incarnation + 1, session=voter.member.session + 1)
-    third.hear(voter, Leave(member, UNIT, third.head.commit))
+    member = replace(voter.member, incarnation=voter.member.incarnation + newer, session=voter.member.session + 1)
+    third.hear(voter, Leave(member, UNIT, third.head.commit, version=version))
     assert third.state.open.leaves == {}
     assert third.state.peers[voter.peer].left
 
@@ -97,7 +103,7 @@ def test_a_voter_whose_goodbye_hides_its_ack_is_convicted_when_both_commits_meet
     monkeypatch.setattr(table, "_note", noted.append)
     table.kill(voter)
     base = third.head
-    third.hear(voter, Leave(voter.member, UNIT, base.commit))
+    third.hear(voter, Leave(voter.member, UNIT, base.commit, version=LEAVE_VERSION))
     table.run_until(lambda: third.head.index > base.index, 60.0)
     seat, other = (leader, third) if who_meets == "leader" else (third, leader)
     table.restart(leader)
@@ -117,10 +123,42 @@ def test_a_leader_that_hears_an_ack_and_a_goodbye_that_hides_it_expels_the_voter
     table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in silent
     table.run_until(lambda: bool(voter.sent(Ack)), 60.0)
     (ack,) = voter.sent(Ack)
-    hides = Leave(voter.member, UNIT, leader.head.commit)
+    hides = Leave(voter.member, UNIT, leader.head.commit, version=LEAVE_VERSION)
     leader.hear(voter, hides)
     if not is_ack_first:
         leader.hear(voter, ack)
     assert leader.state.barred.expelled == {voter.peer}
     table.drops = lambda sender, to, message: False
     table.run_until(lambda: all(seat.head.index >= 3 for seat in table.others(voter)), 240.0)
+
+
+@pytest.mark.parametrize("hears", ["the leader", "everybody"])
+def test_goodbyes_that_an_acked_record_relies_on_outlive_a_power_cut_of_all_who_heard_them(hears: str) -> None:
+    """Two of five left, and the record drops both. No ack of the others arrived at its leader."""
+    table = Table(5, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    leader = table.opener()
+    gone, base = table.others(leader)[:2], leader.head
+    rest = table.others(*gone)
+    cut = {seat.peer for seat in gone}
+
+    def drops(sender: str, to: str, message: RoundMessage) -> bool:
+        is_unheard = isinstance(message, Leave) and hears == "the leader" and to != leader.peer
+        return is_unheard or isinstance(message, Ack) or (sender in cut and not isinstance(message, Leave))
+
+    table.drops = drops  # type: ignore[assignment]
+    for seat in gone:
+        seat.feed(LeaveOrdered())
+        table.talk()
+        table.kill(seat)
+    table.run_until(lambda: all(seat.state.open.acked is not None for seat in rest), 60.0)
+    acked = {seat.state.open.acked.record for seat in rest if seat.state.open.acked is not None}
+    assert [len(decode_record(record).roster) for record in acked] == [3]
+    for seat in rest:
+        table.kill(seat)
+    table.drops = lambda sender, to, message: False
+    for seat in rest:
+        table.restart(seat)
+    table.run_until(lambda: all(seat.head.index >= base.index + 3 for seat in rest), 240.0)
+    assert not any(link.is_lone for seat in rest for link, _ in seat.disk.chain)
+    assert acked == {rest[0].disk.chain[base.index][1].record}, "what was acked is finished"

@@ -39,6 +39,7 @@ from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import decode_record, encode_body, encode_message, encode_record
 from protocol.rounds.participants import LEAST_FOLLOWER_S
 from protocol.rounds.schedule.proposal import Voters, make_record
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.made_commits import proposal_on, results_of, signed_record
 from tests.protocol.rounds.round_table import (
     NUM_CHUNKS,
@@ -85,7 +86,7 @@ def test_a_goodbye_with_any_promise_in_it_leaves_a_round_that_can_be_certified(a
             told.add(message.base)
             promised = None if attempt is None else Ballot(attempt, leaver.peer)
             for seat in honest:
-                seat.hear(leaver, Leave(leaver.member, UNIT, message.base, promised))
+                seat.hear(leaver, Leave(leaver.member, UNIT, message.base, promised, version=LEAVE_VERSION))
             table.drops = lambda sender, to, _: leaver.peer in (sender, to) and sender != to
         return deliver(item)
 
@@ -104,7 +105,7 @@ def test_a_goodbye_that_only_a_settled_record_carried_is_shown_by_those_who_fini
     voters = Voters(frozenset(seat.peer for seat in honest), frozenset([liar.peer]))
     record = encode_record(make_record(base, proposal, ballot, results, voters, OUTER, TARGET_TOKENS))
     liar.disk.results |= {result.result_hash for result in results}
-    goodbye = liar.sealed(encode_message(Leave(liar.member, UNIT, base.commit)))
+    goodbye = liar.sealed(encode_message(Leave(liar.member, UNIT, base.commit, version=LEAVE_VERSION)))
     for seat in honest:
         seat.hear(liar, proposal)
         seat.hear(liar, Settle(UNIT, base.commit, ballot, record, (), (goodbye,)))

@@ -307,7 +307,7 @@ class Exchange:
             try:
                 await self._receiving.take(self.proposal, owner, hello, reduction, stream)
             except (RemoteProtocolError, VersionError) as error:
-                reduction.set_refused(sender, error)
+                reduction.set_refused(owner, error)
                 raise
             finally:
                 self._taking.discard(scope)

@@ -26,7 +26,7 @@ from averaging.state.state import StateHeader, UnitState, absent_state, is_absen
 from protocol.errors import LocalProtocolError, PotluckError, StorageError
 from protocol.estimates.unit_disk import Occasion
 from protocol.ids import CommitId, Root
-from protocol.rounds.lineage.chain import attested_roots, verify_certificate
+from protocol.rounds.lineage.chain import attested_roots, open_leave, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, TreeNode, tree_of
 from protocol.rounds.lineage.milestones import SignedMilestone
@@ -90,7 +90,7 @@ class UnitChain:
         self.became_unsound = trio.Event()
         self._tree = tree_of(self._start)
         self._offered = OfferedWork()
-        self._votes = EarlierVotes()
+        self._votes = EarlierVotes(partial(open_leave, verifier=tools.verifier, run_id=tools.run_id))
 
     @property
     def state(self) -> UnitState:

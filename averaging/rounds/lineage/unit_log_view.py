@@ -1,8 +1,8 @@
 """A unit's log read for its lineage, earlier votes and abandoned commits.
 
-Earlier votes are those on bases that may become our head, including one that was our head earlier (R19). Commits of abandoned
-lineages are put back into the tree when a process starts. So the host learns both sides of a fork, even if it was away while only
-running processes knew them.
+Earlier votes are those on bases that may become our head, including one that was our head earlier (R19), with the goodbyes on which
+they rely. Commits of abandoned lineages are put back into the tree when a process starts. So the host learns both sides of a fork,
+even if it was away while only running processes knew them.
 
 Rules: R19 (protocol/rounds/RULES.md).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import structlog
@@ -18,17 +19,22 @@ import structlog
 from averaging.rounds.lineage.past.followed_line import FollowedLine
 from averaging.state.log_entries import LoggedBase, LoggedRounds
 from protocol.errors import RemoteProtocolError, StorageError, VersionError
-from protocol.ids import CommitId, short
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink, light_link_of
 from protocol.rounds.lineage.lineage import NUM_WHOLE, CommitTree, tree_of
-from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.messages import Certificate, Leave
 from protocol.rounds.messages.record import LAST_ATTEMPT
 from protocol.rounds.messages.wire import commit_id, decode_certificate
-from protocol.rounds.state import OpenRound
+from protocol.rounds.state import OpenRound, SignedLeave
+
+log = structlog.get_logger()
 
 Verified = Callable[[Certificate, ChainLink], ChainLink]
 """The link of a certificate on this parent, checked."""
+
+OpenedLeave = Callable[[bytes], tuple[PeerId, Leave]]
+"""The signer of a goodbye in its envelope, and its vote. Raises RemoteProtocolError and VersionError."""
 
 Lineage: TypeAlias = tuple[FollowedLine, CommitTree]
 """A lineage, and the tree of all that is proven, also beside it."""
@@ -38,10 +44,12 @@ class EarlierVotes:
     """Votes of the log as it was last read, on all bases that are not behind our head.
 
     A start that lost the bytes of newer commits has an older head than the one we voted on. It reaches those bases again as it
-    applies the commits. A peer that forgot its acks there could ack a second record, and a quorum could commit twice on one base.
+    applies the commits. A peer that forgot its acks there could ack a second record, and a quorum could commit twice on one base. If
+    all forgot a goodbye that an acked record relies on, nobody could finish the record, nor begin another one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, opened: OpenedLeave) -> None:
+        self._opened = opened
         self._bases: Mapping[CommitId, LoggedBase] = {}
 
     def read(self, logged: LoggedRounds, behind: Collection[CommitId]) -> None:
@@ -65,10 +73,19 @@ class EarlierVotes:
             acked_before=known.acked_before,
             highest_attempt=promised.attempt if promised is not None else 0,
             has_left=has_left,
+            leaves=self._leaves_of(known),
         )
 
-
-log = structlog.get_logger()
+    def _leaves_of(self, known: LoggedBase) -> Mapping[PeerId, SignedLeave]:
+        found: dict[PeerId, SignedLeave] = {}
+        for raw in known.leaves:
+            try:
+                peer, leave = self._opened(raw)
+            except (RemoteProtocolError, VersionError) as error:
+                log.warning("goodbye_dropped", reason=error.one_line())
+                continue
+            found[peer] = SignedLeave(leave, raw)
+        return MappingProxyType(found)
 
 
 def with_displaced(

@@ -1,6 +1,6 @@
 """The chain of commits, which any peer can check: start record, certificates, and the roster that each commit hands on.
 
-Rules: R15, R18, R25 (protocol/rounds/RULES.md).
+Rules: R3, R15, R18, R25 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
+from protocol.rounds.lineage.rule_numbers import asks_told_votes
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import Ack, Certificate, Leave, PreVote, Promise
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
@@ -92,10 +93,11 @@ def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId
 
 def tells_all_votes(leave: Leave, base: ChainLink) -> bool:
     """Whether a goodbye makes the quorum on its base smaller only as far as its signer's votes allow. A process with a newer disk than
-    the roster names does not know what its peer voted: it has to claim the highest ballot.
+    the roster names does not know what its peer voted: it has to claim the highest ballot. Older releases do not, so an ack that their
+    goodbye hides is no lie: such a goodbye could never convict its signer.
     """
     has_none = leave.promised is not None and leave.promised.attempt == LAST_ATTEMPT
-    return has_none or base.may_vote(leave.member.peer, leave.member.incarnation)
+    return leave.version > 0 and (has_none or base.may_vote(leave.member.peer, leave.member.incarnation))
 
 
 def is_vote_on(leave: Leave, base: ChainLink) -> bool:
@@ -120,8 +122,9 @@ def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
 def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier: Verifier, run_id: RunId) -> ChainLink:
     """The link that a certificate proves on `parent` (R15).
 
-    A lone commit is proven by the acks of its whole roster (R18), any other by a quorum of the parent's roster. Everything else that
-    the record says is judged by `record_problem`, so that every voter of the lineage was admitted by the run's authority.
+    A lone commit is proven by the acks of its whole roster (R18), any other by a quorum of the parent's roster, without those whose
+    goodbye tells all their votes (R3); in older records without all that said goodbye. `record_problem` judges everything else that
+    the record says, so that every voter of the lineage was admitted by the run's authority.
 
     Raises:
         RemoteProtocolError: the record does not continue `parent`, says what nobody signed, or the acks are no quorum of its roster
@@ -146,6 +149,8 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
     leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
     if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
         raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
+    if asks_told_votes(link.rules):
+        leaves = {peer: leave for peer, leave in leaves.items() if tells_all_votes(leave, parent)}
     if link.is_lone and set(link.roster) - voters:
         raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")
     if not link.is_lone and not is_quorum(run_id, electorate(parent.roster, ballot, leaves), voters):

@@ -110,7 +110,8 @@ def _by_leaver(leaves: Iterable[bytes], check: SignatureCheck) -> dict[PeerId, b
 
 def _hidden_ack(signed_ack: bytes, goodbye: bytes, check: SignatureCheck) -> Conviction | None:
     """An ack in a higher ballot than that which a goodbye on the same base tells of. A leaver tells its highest ack, and acks
-    nothing there from then on. Only a peer that does not know its votes tells of none, and claims the highest ballot instead.
+    nothing there from then on. Only a peer that does not know its votes tells of none, and claims the highest ballot instead. One of
+    an older release does not claim it: its goodbye proves nothing, and counts in no new record (chain.py).
     """
     try:
         voter, ack = open_ack(signed_ack, verifier=check.verifier, run_id=check.run_id)
@@ -120,7 +121,7 @@ def _hidden_ack(signed_ack: bytes, goodbye: bytes, check: SignatureCheck) -> Con
     if voter != leaver or (ack.unit, ack.base) != (leave.unit, leave.base) or ack.lone or ack.version == 0:
         return None
     knows_no_votes = leave.promised is not None and leave.promised.attempt == LAST_ATTEMPT
-    if knows_no_votes or (leave.acked is not None and leave.acked.ballot >= ack.ballot):
+    if leave.version == 0 or knows_no_votes or (leave.acked is not None and leave.acked.ballot >= ack.ballot):
         return None
     return Conviction(voter, ack.base, (ack.commit,))
 

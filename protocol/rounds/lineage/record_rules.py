@@ -3,8 +3,8 @@
 Everything in a record is signed by the peer that it is about, or follows from the parent and from what is signed. So no leader can
 choose the next voters, invent work, or credit itself with tokens.
 
-Records of older releases carry no signatures (`rules` 0). They are read where the parent is as old; after the first record with
-signatures none without may follow.
+Records of older releases carry no signatures (`rules` 0), or keep fewer rules (rule_numbers.py). They are read where the parent is as
+old; after the first record with newer rules none with older ones may follow.
 
 Rules: R10, R20, R21 (protocol/rounds/RULES.md).
 """
@@ -23,8 +23,8 @@ from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.disagreement_rules import disagreement_problem, disagreements
-from protocol.rounds.lineage.rule_numbers import NO_CAP, cap_factor_of, version_of
-from protocol.rounds.lineage.turns import TURNS, keeps_voters, roster_by_turns, turns_problem
+from protocol.rounds.lineage.rule_numbers import NEWEST, NO_CAP, SIGNED, cap_factor_of, may_follow, version_of
+from protocol.rounds.lineage.turns import keeps_voters, roster_by_turns, turns_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_TOKENS
 from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
 from protocol.rounds.messages.messages import Member, Proposal, ResultHeader
@@ -33,9 +33,6 @@ from protocol.rounds.messages.requests import ContributionHeader
 
 ROUND_DOMAIN: Final = "potluck round"
 """Domain tag of every signed round message; claims, sums and result headers use it too."""
-
-SIGNED: Final = 1
-"""Rules of a record whose statements are signed by those whom they are about. With TURNS they are as well, and with no others."""
 
 MANY: Final = 3
 """Claims of so many members have a median that one of them cannot make. Of fewer the lower one counts, or the round's target."""
@@ -68,13 +65,13 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         left: voters of the parent whose signed goodbye on it is at hand.
     """
     version = version_of(record.rules)
-    if version < version_of(parent.rules):
-        old = "a record without the signatures that this run asks for, as older releases make it"
+    if version > NEWEST:
+        return f"a record with rules {version}; expected {SIGNED} to {NEWEST}: install the newest release"
+    if not may_follow(record.rules, parent.rules):
+        old = f"a record with rules {version} after {version_of(parent.rules)}, as older releases make it"
         return f"{old}; expected one of this release: ask its leader's owner to install it"
     if not record.rules:
         return ""
-    if version not in (SIGNED, TURNS):
-        return f"a record with rules {version}; expected {SIGNED} or {TURNS}: install the newest release"
     found, expected = cap_factor_of(record.rules), cap_factor_of(parent.rules)
     if found != expected:
         return f"a record with a weight cap of {found} times the median; expected the run's {expected}"

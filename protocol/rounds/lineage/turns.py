@@ -21,11 +21,8 @@ from typing import Final
 from protocol.ids import PeerId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.quorum import by_hash
-from protocol.rounds.lineage.rule_numbers import version_of
+from protocol.rounds.lineage.rule_numbers import takes_turns, version_of
 from protocol.rounds.messages.record import CommitRecord
-
-TURNS: Final = 2
-"""Rules of a record that leaves contributors out of the next roster, and of all after it."""
 
 TURNS_WITHIN: Final = 256
 """Commits behind the head in which a peer's last turn is looked for. With 64 members they are the turns of 16,384 peers.
@@ -46,18 +43,20 @@ def last_counted(links: Iterable[ChainLink]) -> Mapping[PeerId, int]:
 
 
 def by_turn(ready: Mapping[PeerId, int], counted: Mapping[PeerId, int], index: int, room: int) -> list[PeerId]:
-    """These peers in the order in which they take part: whoever waits longest first, and of equals who has most tokens ready. Peers
-    without tokens come last: they wait for nothing.
+    """These peers in the order in which they take part: whoever waits longest first. Equals are drawn by the round and their ids: the
+    tokens that a peer says it has would put a liar first, and votes go to those who take part. Peers without tokens come last: they
+    wait for nothing.
 
     Args:
-        ready: the tokens that each peer has ready.
+        ready: the tokens that each peer has ready, by its own word.
         counted: as `last_counted`. A peer that is not in it counts as if it had waited for one turn of all: else newcomers would
             always be first, and many of them would keep the others out.
         index: of the head.
         room: how many a round takes.
     """
     newcomer = index - -(-len(ready) // max(1, room))
-    return sorted(ready, key=lambda peer: (ready[peer] == 0, counted.get(peer, newcomer), -ready[peer], peer))
+    drawn_at = {peer: rank for rank, peer in enumerate(by_hash(b"turn" + index.to_bytes(8, "big"), ready))}
+    return sorted(ready, key=lambda peer: (ready[peer] == 0, counted.get(peer, newcomer), drawn_at[peer]))
 
 
 # --- how far their mean moves the model ---------------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ def rounds_a_turn(links: Iterable[ChainLink], divided_by: int) -> int:
             as those in the round before its own, so it counts as one more.
     """
     newest, *earlier = islice(links, TURNS_WITHIN)
-    if version_of(newest.rules) < TURNS or newest.record is None:
+    if not takes_turns(newest.rules) or newest.record is None:
         return 1
     counted = last_counted(earlier)
     waited = sorted(
@@ -135,9 +134,9 @@ def turns_problem(parent: ChainLink, record: CommitRecord, left: Collection[Peer
     roster, voters = frozenset(record.roster), frozenset(parent.roster)
     out = left_out((entry.peer for entry in record.contributors), roster, left)
     if not out:
-        needless = version_of(record.rules) >= TURNS > version_of(parent.rules)
-        return f"rules {TURNS} for a record that leaves nobody out of the voters; expected fewer" if needless else ""
-    if version_of(record.rules) < TURNS:
+        needless, version = takes_turns(record.rules) and not takes_turns(parent.rules), version_of(record.rules)
+        return f"rules {version} for a record that leaves nobody out of the voters; expected fewer" if needless else ""
+    if not takes_turns(record.rules):
         return f"{short(out[0])} contributed and is not to vote next; nobody who takes part is left out"
     if any(peer in voters for peer in out):
         return f"{short(next(p for p in out if p in voters))} voted and contributed, and is not to vote next"

@@ -386,7 +386,10 @@ class Heartbeat:
 class Leave:
     """A graceful goodbye with the leaver's vote on its base (R3): what it promised and acked. It acks nothing there from now on.
 
-    `carrier` is the process that keeps the leaver's contribution on this base for the round to come (R8); None where there is none.
+    Attributes:
+        promised: the highest ballot, LAST_ATTEMPT where the leaver does not know all its votes on this base.
+        carrier: the process that keeps the leaver's contribution on this base for the round to come (R8); None where there is none.
+        version: 0 from older releases, which do not tell whether they know all their votes.
     """
 
     member: Member
@@ -395,6 +398,7 @@ class Leave:
     promised: Ballot | None = None
     acked: AckedRecord | None = None
     carrier: Member | None = None
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Final
 
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.rule_numbers import version_of
-from protocol.rounds.lineage.turns import TURNS, TURNS_WITHIN, rounds_a_turn
+from protocol.rounds.lineage.rule_numbers import takes_turns
+from protocol.rounds.lineage.turns import TURNS_WITHIN, rounds_a_turn
 from protocol.rounds.messages.record import OuterStep
 
 LEAST_MOMENTUM_STEPS: Final = 64
@@ -60,6 +60,6 @@ def allowed_outer(
     """
     base, *earlier = islice(links, TURNS_WITHIN)
     turns = turns_of_base(outer, [base, *earlier])
-    others = range(-(-turns // WITHIN_FACTOR), WITHIN_FACTOR * turns + 1) if version_of(base.rules) >= TURNS else ()
+    others = range(-(-turns // WITHIN_FACTOR), WITHIN_FACTOR * turns + 1) if takes_turns(base.rules) else ()
     allowed = (outer_of_round(outer, momentum_from_tokens, base, number) for number in (turns, *others))
     return found if found in allowed else outer_of_round(outer, momentum_from_tokens, base, turns)

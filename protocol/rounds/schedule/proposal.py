@@ -14,15 +14,14 @@ from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.disagreement_rules import disagreements
 from protocol.rounds.lineage.record_rules import (
-    SIGNED,
     attestation_of,
     credits_of,
     most_credited,
     next_roster,
     recorded_cap,
 )
-from protocol.rounds.lineage.rule_numbers import with_version
-from protocol.rounds.lineage.turns import TURNS, left_out
+from protocol.rounds.lineage.rule_numbers import rules_after
+from protocol.rounds.lineage.turns import left_out
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_SLICES
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import (
@@ -157,7 +156,7 @@ def make_record(
         lone=proposal.lone,
         spine=proposal.spine,
         result_codec=proposal.result_codec,
-        rules=with_version(parent.rules, TURNS if is_in_turns else SIGNED),
+        rules=rules_after(parent.rules, in_turns=is_in_turns),
         attestations=attestations,
     )
 

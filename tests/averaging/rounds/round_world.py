@@ -30,7 +30,8 @@ from protocol.rounds.lineage.chain import link_after, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import TreeNode
 from protocol.rounds.lineage.milestones import seal_milestone
-from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SIGNED, SignatureCheck, sum_in
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, sum_in
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
     Ack,
@@ -249,7 +250,7 @@ class RoundWorld:
         roster = tuple(signer.peer_id for signer in signers)
         drafts = [_zero_state(unit, CommitId(bytes(32)), grid) for unit in units]
         started = tuple(StartUnit(draft.unit, bytes(32), state_root(draft, grid)) for draft in drafts)
-        self.start_record = encode_body(StartRecord(RUN_ID, started, roster, target_tokens, 0, rules=SIGNED))
+        self.start_record = encode_body(StartRecord(RUN_ID, started, roster, target_tokens, 0, rules=NEW_RUNS))
         self.genesis = self.genesis_of(UNIT)
         self.parties = [Party(self, signer) for signer in signers]
         self.stranger = Party(self, HashSigner(b"stranger"))

@@ -44,6 +44,7 @@ from protocol.rounds.messages.wire import decode_message, encode_body, encode_ce
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.state import Leading
 from protocol.rounds.telling import own_heartbeat
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world, raws_of
 from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
 from tests.averaging.rounds.units_world import (
@@ -565,7 +566,7 @@ async def test_leaving_says_goodbye_for_every_unit(autojump_clock: Clock) -> Non
         await life.rounds.leave()
         said = of_kind(Leave, life.heard)
         assert sorted(said, key=lambda leave: leave.unit) == [
-            Leave(life.party.member, unit, life.world.genesis.head) for unit in sorted(BOTH)
+            Leave(life.party.member, unit, life.world.genesis.head, version=LEAVE_VERSION) for unit in sorted(BOTH)
         ]
 
 

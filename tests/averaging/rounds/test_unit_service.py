@@ -51,7 +51,7 @@ from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.rounds.state import RoundState, RoundStep
-from protocol.rounds.voting import ACK_VERSION
+from protocol.rounds.voting import ACK_VERSION, LEAVE_VERSION
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,
@@ -383,7 +383,7 @@ async def test_leaving_returns_when_everybody_has_heard_and_binds_on_disk(autoju
         listener = listen(world.parties[2])
         await trio.sleep(1.0)
         assert await _leave(life) < 1.0
-        expected = Leave(life.party.member, UNIT, world.genesis.head)
+        expected = Leave(life.party.member, UNIT, world.genesis.head, version=LEAVE_VERSION)
         assert of_kind(Leave, heard) == of_kind(Leave, listener) == [expected]
         known = (await life.party.log.load()).bases[world.genesis.head]
         assert known.promised == Ballot(LAST_ATTEMPT, life.party.peer)
@@ -441,7 +441,7 @@ async def test_who_acked_says_goodbye_when_others_cannot_need_its_bytes_any_more
     async with _leaving_with_an_ack() as (world, life, heard, commit):
         await tell(world.parties[2], life.party, Committed(UNIT, commit.certificate))
         await until(lambda: bool(of_kind(Leave, heard)), 2.0)
-        assert of_kind(Leave, heard) == [Leave(life.party.member, UNIT, commit.link.commit)]
+        assert of_kind(Leave, heard) == [Leave(life.party.member, UNIT, commit.link.commit, version=LEAVE_VERSION)]
 
 
 async def test_who_acked_leaves_at_once_while_the_leader_is_there(autojump_clock: Clock) -> None:
@@ -452,6 +452,17 @@ async def test_who_acked_leaves_at_once_while_the_leader_is_there(autojump_clock
         await until(lambda: bool(of_kind(Ack, heard)), 5.0)
         assert await _leave(life) < 0.5
         assert len(of_kind(Leave, heard)) == 1
+
+
+async def test_an_ack_is_on_disk_with_the_goodbyes_that_its_record_was_settled_with(autojump_clock: Clock) -> None:
+    async with one_service() as (world, life, heard):
+        commit, leaver = world.commits(1)[0], world.parties[2]
+        await commit.write_results(life.party)
+        goodbye = leaver.sign(encode_message(Leave(leaver.member, UNIT, world.genesis.head, version=LEAVE_VERSION)))
+        await tell(world.parties[1], life.party, replace(_settle(world, commit), leaves=(goodbye,)))
+        await until(lambda: bool(of_kind(Ack, heard)), 5.0)
+        logged = await life.party.log.load()
+        assert logged.bases[world.genesis.head].leaves == (goodbye,)
 
 
 async def test_who_acked_a_record_that_nobody_commits_leaves_in_the_end_and_says_what_it_acked(

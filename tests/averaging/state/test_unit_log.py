@@ -71,6 +71,37 @@ async def test_a_lone_ack_is_kept_beside_the_other_and_both_are_promises(autojum
     assert known.promised == HIGH
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+async def test_goodbyes_are_on_disk_with_the_ack_that_may_rely_on_them_and_as_long_as_it_is(
+    is_compacted: bool, autojump_clock: Clock
+) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk))
+    await log.log_ack(BASE, LOW, b"record", leaves=[b"first"])
+    await log.log_ack(BASE, HIGH, b"record", leaves=[b"first", b"second"])
+    await log.log_ack(NEXT, LOW, b"record")
+    num_entries = len(disk.logs[LOG_NAME])
+    await log.log_ack(BASE, HIGH, b"record", leaves=[b"first", b"second"])
+    assert len(disk.logs[LOG_NAME]) == num_entries + 1, "what is there already is not written again"
+    if is_compacted:
+        await log.compact({BASE, NEXT})
+    bases = (await UnitLog(MemoryStorage(disk)).load()).bases
+    assert (bases[BASE].leaves, bases[NEXT].leaves) == ((b"first", b"second"), ())
+    assert bases[BASE].acked == AckedRecord(HIGH, b"record")
+    await log.log_certificate(BASE, _certificate(BASE, b"c"))
+    await log.compact({NEXT})
+    assert (await log.load()).bases[BASE].leaves == ()
+
+
+async def test_goodbyes_are_written_again_after_the_log_was_written_anew_without_them(autojump_clock: Clock) -> None:
+    log = UnitLog(MemoryStorage(MemoryDisk()), LogLimits(kept_bases=0))
+    for _ in range(2):
+        await log.log_ack(BASE, LOW, b"record", leaves=[b"goodbye"])
+        assert (await log.load()).bases[BASE].leaves == (b"goodbye",)
+        await log.compact(())
+        assert (await log.load()).bases[BASE].leaves == ()
+
+
 def _certificate(base: CommitId, text: bytes) -> bytes:
     """A certificate without votes; the log reads nothing but the parent of its record."""
     peer, ballot = PeerId("p"), Ballot(0, PeerId("p"))
@@ -297,7 +328,8 @@ async def _grow(log: UnitLog, chooser: random.Random, number: int) -> None:
     elif kind <= 2:
         await log.log_promise(base, ballot)
     elif kind <= 4:
-        await log.log_ack(base, ballot, b"record %d" % number, lone=kind == 4)
+        leaves = [b"goodbye %d" % each for each in range(number % 3)]
+        await log.log_ack(base, ballot, b"record %d" % number, lone=kind == 4, leaves=leaves)
     elif kind == 5:
         await log.log_certificate(base, _certificate(base, b"%d" % number))
     else:
@@ -331,7 +363,12 @@ async def test_a_log_that_is_written_anew_tells_the_same_but_for_votes_that_were
                     continue
                 assert base not in newest
                 assert known == replace(
-                    before.bases[base], acked=None, acked_lone=None, acked_before=None, has_forgotten=True
+                    before.bases[base],
+                    acked=None,
+                    acked_lone=None,
+                    acked_before=None,
+                    has_forgotten=True,
+                    leaves=(),
                 )
                 forgotten.add(base)
             log = UnitLog(MemoryStorage(disk), LogLimits(kept_bases=2)) if chooser.random() < 0.5 else log

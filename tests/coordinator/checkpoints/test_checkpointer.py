@@ -32,11 +32,13 @@ from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
     CheckpointManifest,
     UnitContent,
+    parameters_name,
+    read_manifest,
     unlisted_checkpoints,
     verify_checkpoint,
     write_checkpoint,
 )
-from coordinator.checkpoints.thinning import CheckpointRules
+from coordinator.checkpoints.thinning import CheckpointRules, drop_momentum
 from coordinator.presence.presence import PeerEntry
 from coordinator.progress.chain_log import ChainLog
 from coordinator.progress.run_core import Phase, RunState
@@ -421,6 +423,22 @@ async def test_a_frozen_expert_is_written_as_the_host_keeps_it_where_that_is_fur
         assert await frozen.written(2) == 2
         await frozen.stored(3, CommitId(b"a" * 32), 1)
         assert [await frozen.written(kept) for kept in (0, 2, 3, 4)] == [3, 3, 3, 4]
+
+
+async def test_a_frozen_expert_of_which_only_a_checkpoint_without_momentum_is_left_keeps_its_parameters(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await start(host)
+        frozen = _frozen(host)
+        await frozen.stored(3, CommitId(b"a" * 32), 1)
+        await frozen.stored(5, CommitId(b"b" * 32), 2)
+        whole, damaged = (frozen.place.folder / row.path for row in host.tracker.checkpoints)
+        drop_momentum(whole)
+        (damaged / parameters_name(read_manifest(damaged).unit)).write_bytes(b"damaged")
+        assert await frozen.written(0) == 3
+        assert await frozen.written(2) == 3
+        assert await frozen.written(4) == 4
 
 
 async def test_a_frozen_expert_is_not_written_from_a_checkpoint_of_a_lineage_that_was_left(

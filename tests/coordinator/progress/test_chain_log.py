@@ -282,7 +282,7 @@ def _brought(log: ChainLog, chain: Chain, heads: PeerHeads) -> int:
     """How many commits of a chain the log takes, report by report."""
     before = sum(log.knows(commit) for commit, *_ in chain.commits)
     for first in range(0, len(chain.certificates), 10):
-        accepted = log.verify(chain.certificates[first : first + 10])
+        accepted = log.verify(chain.certificates[first : first + 10], heads=heads)
         assert all(not each.members for each in accepted.refused), "its bearer is not to blame"
         log.take(log.grown(accepted.new, heads))
     return sum(log.knows(commit) for commit, *_ in chain.commits) - before
@@ -315,6 +315,43 @@ def test_a_lone_lineage_that_nobody_stands_against_is_recorded_whole(monkeypatch
     alone = _lone_chain(trunk, 60)
     assert _brought(log, alone, PeerHeads({PEERS[0].peer_id: alone.head[0]})) == 60
     assert log.head.commit == alone.head[0]
+
+
+@pytest.mark.parametrize(
+    ("where", "is_taken"),
+    [
+        ("nobody is left on ours", True),
+        ("one stands on ours", False),
+        ("one stands on the fork", False),
+        ("one stands before it", True),
+        ("unheard", False),
+    ],
+)
+def test_the_only_living_lineage_is_recorded_whole_though_another_has_a_quorum_and_many_are_beside_it(
+    where: str, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All holders of the lineage with a quorum are gone, and one member had filled what may be beside it."""
+    monkeypatch.setattr(chain_log, "MAX_BESIDE", 20)
+    trunk = grown(Chain(), 3)
+    log = new_log(trunk)
+    take(log, trunk.certificates)
+    fork = trunk.head[0]
+    ours, liars = grown(trunk.clone(), 2), _lone_chain(trunk, 40)
+    here = PeerHeads({peer.peer_id: fork for peer in PEERS[1:3]})
+    assert _brought(log, ours, here) == 2
+    assert _brought(log, liars, PeerHeads({PEERS[1].peer_id: ours.head[0]})) <= 20 + 10
+    living = _lone_chain(trunk, 40, member=1)
+    heads = {
+        "nobody is left on ours": PeerHeads({PEERS[1].peer_id: living.head[0]}),
+        "one stands on ours": PeerHeads({PEERS[1].peer_id: living.head[0], PEERS[2].peer_id: ours.head[0]}),
+        "one stands on the fork": PeerHeads({PEERS[1].peer_id: living.head[0], PEERS[2].peer_id: fork}),
+        "one stands before it": PeerHeads({PEERS[1].peer_id: living.head[0], PEERS[2].peer_id: trunk.commits[1][0]}),
+        "unheard": PeerHeads({}, are_all_heard=False),
+    }[where]
+    assert (_brought(log, living, heads) == 40) == is_taken
+    if is_taken:
+        log.count(frozenset([living.head[0]]), frozenset())
+        assert log.head.commit == living.head[0]
 
 
 def test_who_is_a_quorum_by_itself_after_a_lone_commit_may_fill_no_base_either() -> None:
@@ -408,5 +445,10 @@ def test_a_ledger_that_begins_in_the_middle_gives_the_same_head_and_goes_on() ->
     assert again.head.commit == more.head[0]
     assert again.attested_root(first) == log.attested_root(first)
     rows = rows_of(chain.certificates[19:])
+    left = grown(replace(chain, commits=chain.commits[:10], certificates=chain.certificates[:10]), 15, tokens=11)
+    beside = rows_of(left.certificates[10:])
+    assert new_log(chain).replay([*rows, *beside], first) == [], "a fork from before it leaves no gap"
+    gap = grown(chain.clone(), 2)
+    assert new_log(chain).replay([*rows, *beside, *rows_of(gap.certificates[31:])], first) == [gap.head[0]]
     with pytest.raises(RemoteProtocolError, match="under another id"):
         new_log(chain).replay([replace(rows[0], certificate=rows[1].certificate), *rows[1:]], first)

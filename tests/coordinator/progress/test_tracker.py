@@ -27,7 +27,7 @@ from protocol.host.reports import HELPING, NO_START_NEWS, EnergySpent, HeldoutRe
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
-from protocol.rounds.lineage.record_rules import SIGNED
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.start import StartRecord
 from protocol.rounds.messages.wire import decode_body
 from tests.coordinator.admission.test_service import chain_of
@@ -106,7 +106,7 @@ async def test_the_start_record_names_the_disks_of_the_founders_where_all_say_th
         )
         start = decode_body(StartRecord, sealed.payload)
         assert start.incarnations == (tuple(disks[peer] for peer in start.roster) if says_all else ())
-        assert start.rules == SIGNED
+        assert start.rules == NEW_RUNS
 
 
 async def test_an_answer_names_how_many_others_are_at_work_without_those_that_left_or_have_not_begun(

@@ -39,16 +39,18 @@ async def _takes(world: RoundWorld, newcomer: Party) -> bool:
     return await take_kept(newcomer.network, newcomer.chain, world.parties[0].peer)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("num_own", [0, 3])
 async def test_who_has_no_commit_that_the_host_still_keeps_goes_on_from_the_hosts_milestone(
-    num_own: int, monkeypatch: pytest.MonkeyPatch
+    num_own: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _host_copy(monkeypatch) as (world, made):
         host, newcomer = world.parties[0], world.parties[1]
         await newcomer.chain.restore()
         for commit in made[:num_own]:
             await newcomer.apply(commit)
-        newcomer.milestones.take([world.milestone_at(made[5])], "the host")
+        if is_told:
+            newcomer.milestones.take([world.milestone_at(made[5])], "the host")
         with capture_logs() as logs:
             assert await _takes(world, newcomer)
         assert "begins_at_milestone" in [line["event"] for line in logs]

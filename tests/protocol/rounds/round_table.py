@@ -7,9 +7,10 @@ Rules: R23 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final
 
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal, seal_of
@@ -36,6 +37,7 @@ from protocol.rounds.events import (
     SwitchFailed,
     SwitchPrepared,
 )
+from protocol.rounds.lineage.chain import open_leave
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, TreeNode, tree_of
 from protocol.rounds.lineage.quorum import first_opener
@@ -86,7 +88,7 @@ from protocol.rounds.orders import (
 )
 from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.rounds.schedule.target import RoundTarget
-from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep
+from protocol.rounds.state import OpenRound, RoundConfig, RoundState, RoundStep, SignedLeave
 from protocol.rounds.telling import own_heartbeat
 from tests.protocol.rounds.reasons import says_why
 from tests.simulation.signing import HashSigner, HashVerifier, admission_of
@@ -129,10 +131,12 @@ class Disk:
         highest = ballot if votes.promised is None else max(votes.promised, ballot)
         self.votes[base] = replace(votes, promised=highest)
 
-    def ack(self, base: CommitId, ballot: Ballot, record: bytes, is_lone: bool) -> None:
+    def ack(self, base: CommitId, ballot: Ballot, record: bytes, is_lone: bool, leaves: Sequence[bytes] = ()) -> None:
         self.promise(base, ballot)
         entry = AckedRecord(ballot, record)
-        votes = self.votes[base]
+        opened = [(raw, *open_leave(raw, verifier=HashVerifier(), run_id=RUN_ID)) for raw in leaves]
+        known = MappingProxyType({peer: SignedLeave(leave, raw) for raw, peer, leave in opened})
+        votes = replace(self.votes[base], leaves=known)
         self.votes[base] = replace(votes, acked_lone=entry) if is_lone else replace(votes, acked=entry)
 
     def open_round(self) -> OpenRound:
@@ -504,7 +508,7 @@ class Table:
     def _write_vote(self, seat: Seat, action: LogAck | LogPromise | LogLeave) -> None:
         match action:
             case LogAck():
-                seat.disk.ack(action.base, action.ballot, action.record, action.lone)
+                seat.disk.ack(action.base, action.ballot, action.record, action.lone, action.leaves)
                 self._answer(seat, AckLogged(action.base, action.ballot, action.commit))
             case LogPromise():
                 seat.disk.promise(action.base, action.ballot)

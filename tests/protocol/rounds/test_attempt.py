@@ -80,15 +80,19 @@ def test_no_more_members_are_named_than_the_run_allows() -> None:
     assert proposal.member(opener.peer) == opener.member
 
 
-def test_where_more_peers_are_there_than_a_round_may_have_those_with_most_work_take_part() -> None:
-    table = Table(6, max_members=4)
-    waiting = sorted(table.others(table.opener()), key=lambda seat: seat.peer)[-2:]
-    for seat in waiting:
-        seat.tokens = 300
-    table.drops = lambda sender, to, message: isinstance(message, Proposal)
-    opener, proposal = _proposed(table)
-    assert all(proposal.member(seat.peer) is not None for seat in (opener, *waiting))
-    assert ready_tokens(opener.state, table.now_s) == 100 + 300 + 300 + 100
+def test_where_more_peers_wait_equally_long_than_a_round_may_have_their_tokens_do_not_decide_who_takes_part() -> None:
+    members: set[tuple[str, ...]] = set()
+    for rich in (range(1, 3), range(3, 5), range(5, 6)):
+        table = Table(6, max_members=4)
+        others = table.others(table.opener())
+        for number in rich:
+            others[number - 1].tokens = 300
+        table.drops = lambda sender, to, message: isinstance(message, Proposal)
+        opener, proposal = _proposed(table)
+        assert proposal.member(opener.peer) is not None
+        members.add(tuple(member.peer for member in proposal.members))
+        assert ready_tokens(opener.state, table.now_s) == 100 * (4 - len(rich)) + 300 * len(rich)
+    assert [len(each) for each in members] == [4]
 
 
 def test_one_weight_cap_holds_for_all_reducers_and_counts_those_with_work_only() -> None:

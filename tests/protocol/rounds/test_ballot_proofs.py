@@ -25,6 +25,7 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_record, encode_message, encode_record
 from protocol.rounds.orders import BeginExchange, GatherBytes, LogPromise, PrepareContribution
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.made_commits import record_on, signed_record
 from tests.protocol.rounds.round_table import (
     RUN_ID,
@@ -246,7 +247,7 @@ def test_what_is_no_record_was_never_acked_whoever_names_it_in_a_promise(acked: 
 
 
 def _left(table: Table, leaver: Seat, acked: AckedRecord | None = None) -> bytes:
-    return _by(leaver, Leave(leaver.member, UNIT, table.genesis.commit, None, acked))
+    return _by(leaver, Leave(leaver.member, UNIT, table.genesis.commit, None, acked, version=LEAVE_VERSION))
 
 
 def test_a_goodbye_that_is_shown_makes_a_quorum_smaller_for_a_voter_that_has_not_heard_it() -> None:

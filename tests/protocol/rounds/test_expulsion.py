@@ -7,6 +7,7 @@ from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import ReportDoubleVote, Send
 from protocol.rounds.queries import caught_up
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
 
 
@@ -51,7 +52,7 @@ def test_no_vote_no_goodbye_and_no_accusation_of_an_expelled_peer_counts_any_mor
     for message in (
         PreVoteRequest(UNIT, base, ballot, 1000.0),
         Ack(UNIT, base, Ballot(0, seat.peer), base, version=1),
-        Leave(liar.member, UNIT, base),
+        Leave(liar.member, UNIT, base, version=LEAVE_VERSION),
         _proof(witness),
     ):
         assert seat.hear(liar, message) == ()

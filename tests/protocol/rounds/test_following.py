@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Final
 
 import pytest
 
@@ -19,7 +21,13 @@ from protocol.rounds.events import (
     SwitchFailed,
     SwitchPrepared,
 )
-from protocol.rounds.following import LEADERS_WORD_S, MOST_LONE_SIBLINGS, would_switch
+from protocol.rounds.following import (
+    LEADERS_WORD_S,
+    MOST_LONE_SIBLINGS,
+    MOST_UNPLACED,
+    MOST_UNPLACED_EACH,
+    would_switch,
+)
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.lineage.quorum import first_opener
@@ -1136,3 +1144,58 @@ def test_a_certificate_that_is_known_or_false_is_not_passed_on() -> None:
     sent = _forwarded(seat.hear(other, _reported(made)), seat)
     assert _forwarded(seat.hear(other, _reported(made)), seat) == []
     assert all(other.peer not in one.to for one in sent)
+
+
+def _passed_on(orders: Sequence[object], seat: Seat) -> dict[bytes, set[PeerId]]:
+    """The peers to which each commit was told, by its record."""
+    found: dict[bytes, set[PeerId]] = {}
+    for send in _forwarded(orders, seat):
+        assert isinstance(send.message, Committed)
+        found.setdefault(send.message.certificate.record, set()).update(send.to)
+    return found
+
+
+ORDERS: Final = [*permutations(range(3)), *permutations(range(3), 2)]
+"""The order in which the leaders' certificates of three commits come; some never do, and are fetched."""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_commit_is_passed_on_once_its_missing_parents_are_known_whichever_way_they_come(order: Sequence[int]) -> None:
+    """The first of them was dropped on its way, say. Others hear of the later ones from this peer alone."""
+    table, seat, other = _muted(40)
+    made = lineage_on(table.genesis, table.live(), 3)
+    plain = _muted(40)[1]
+    expected = {one.certificate.record: _passed_on(plain.hear(other, _reported(one)), plain) for one in made}
+    orders: list[object] = []
+    for place in order:
+        orders += seat.hear(other, _reported(made[place]))
+        known = [one for one in made if one.link.commit in seat.state.tree.nodes]
+        assert _passed_on(orders, seat).keys() <= {one.certificate.record for one in known}, (
+            "nothing unverified goes on"
+        )
+    if len(order) < len(made):
+        orders += seat.feed(_fetched(other, made))
+    told = _passed_on(orders, seat)
+    for place in order:
+        record = made[place].certificate.record
+        assert told.get(record, set()) == expected[record].get(record, set())
+    sent = [send.message.certificate for send in _forwarded(orders, seat) if isinstance(send.message, Committed)]
+    assert len(sent) == len(set(sent)), "each goes on once"
+    assert any(expected[record] for record in expected)
+
+
+def test_certificates_on_an_unknown_base_are_kept_for_few_senders_and_false_ones_go_to_nobody() -> None:
+    table, seat, other = _muted(40)
+    made = lineage_on(table.genesis, table.live(), 2)
+    whole = made[1].certificate
+    for number, teller in enumerate([other, other, *table.others(seat)[:9]]):
+        seat.hear(teller, Committed(UNIT, replace(whole, acks=whole.acks[: number + 1])))
+        assert seat.state.open.ahead is not None
+        senders = [sender for sender, _ in seat.state.open.ahead.unplaced]
+        assert max(map(senders.count, senders)) <= MOST_UNPLACED_EACH
+    assert seat.state.open.ahead is not None
+    assert len(seat.state.open.ahead.unplaced) == MOST_UNPLACED
+    orders = seat.hear(other, _reported(made[0]))
+    assert made[1].certificate.record not in _passed_on(orders, seat)
+    assert seat.state.open.ahead is not None
+    assert seat.state.open.ahead.unplaced == ()

@@ -29,6 +29,7 @@ from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.participants import most_left_s
 from protocol.rounds.queries import has_vote, quorum_in_reach
 from protocol.rounds.state import Leading
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
 
 
@@ -174,7 +175,7 @@ def test_nobody_waits_for_an_opener_that_is_gone(is_goodbye: bool) -> None:
             if other is not seat:
                 seat.hear(other, heartbeat_of(other))
         if is_goodbye:
-            seat.hear(opener, Leave(opener.member, UNIT, opener.head.commit))
+            seat.hear(opener, Leave(opener.member, UNIT, opener.head.commit, version=LEAVE_VERSION))
         else:
             seat.feed(PeerLost(opener.peer))
     assert any(seat.sent(PreVoteRequest) for seat in others), "the first in the order asks at once"

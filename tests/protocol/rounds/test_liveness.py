@@ -30,12 +30,13 @@ from protocol.rounds.queries import (
     is_suspected,
     silence_s,
 )
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.made_commits import record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
 
 
 def _leave(seat: Seat, promised: Ballot | None = None, acked: AckedRecord | None = None) -> Leave:
-    return Leave(seat.member, UNIT, seat.head.commit, promised, acked)
+    return Leave(seat.member, UNIT, seat.head.commit, promised, acked, version=LEAVE_VERSION)
 
 
 # --- who is there -------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from protocol.rounds.peer_survey import with_views
 from protocol.rounds.queries import caught_up
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.state import Leading, PeerView, RoundState, SignedLeave
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.made_commits import signed_record
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, first_proposal, heartbeat_of
 
@@ -340,7 +341,13 @@ def test_a_leader_whose_attempt_took_far_too_long_and_came_to_nothing_has_the_us
 
 
 def _leave(leaver: Seat, carrier: Seat | None) -> Leave:
-    return Leave(leaver.member, UNIT, leaver.head.commit, carrier=None if carrier is None else carrier.member)
+    return Leave(
+        leaver.member,
+        UNIT,
+        leaver.head.commit,
+        carrier=None if carrier is None else carrier.member,
+        version=LEAVE_VERSION,
+    )
 
 
 def _told_of_a_leaver(*, carries: bool = True, num_founders: int | None = None) -> tuple[Table, Seat, Seat]:

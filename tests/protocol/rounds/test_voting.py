@@ -27,7 +27,7 @@ from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Se
 from protocol.rounds.schedule.liveness_timing import SUSPECT_AFTER_S
 from protocol.rounds.schedule.stagger import Stagger
 from protocol.rounds.state import LeaderAttempts
-from protocol.rounds.voting import ACK_VERSION, MOST_LED, NOTICED_WITHIN_S, is_owed_bytes
+from protocol.rounds.voting import ACK_VERSION, LEAVE_VERSION, MOST_LED, NOTICED_WITHIN_S, is_owed_bytes
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on, signed_record
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of, wanted
 
@@ -480,7 +480,7 @@ def test_a_goodbye_is_told_when_it_is_on_disk_and_carries_the_vote() -> None:
     seat, settle = _settled(table)
     seat.feed(BytesHeld(settle))
     acked = AckedRecord(settle.ballot, settle.record)
-    leave = Leave(seat.member, UNIT, settle.base, settle.ballot, acked)
+    leave = Leave(seat.member, UNIT, settle.base, settle.ballot, acked, version=LEAVE_VERSION)
     assert seat.feed(LeaveOrdered()) == (LogLeave(leave),)
     assert seat.feed(LeaveOrdered()) == ()
     (reported,) = seat.feed(LeaveLogged(leave))

@@ -223,6 +223,22 @@ async def test_a_member_cannot_have_another_left_out_by_carrying_nothing_of_it(
         assert _counted(sides, 0) == [party.peer for party in world.parties]
 
 
+async def test_bad_bytes_of_a_carried_contribution_are_a_reason_to_leave_its_owner_out_and_not_its_carrier(
+    autojump_clock: Clock,
+) -> None:
+    async with three_sides() as (world, sides):
+        proposal = world.proposal(ONE_SLICE)
+        mine, owner, carrier = sides[2].contribution, world.parties[2], world.parties[1]
+        assert mine is not None
+        bad = [chunk_frame(0, bytes(mine.chunks[1]))]
+        async with running(sides[:1], proposal):
+            with pytest.raises(PotluckError), trio.fail_after(1.0):
+                await talk(carrier, sides[0].party, hello_of(proposal, mine, carried=True), bad)
+        why = dict(sides[0].omitted())
+        assert why[carrier.peer] == "late"
+        assert why[owner.peer].startswith("what it sent was refused: chunk 0 with another hash")
+
+
 async def test_a_stranger_brings_nothing(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
         proposal: Proposal = world.proposal(ONE_SLICE)

@@ -136,6 +136,37 @@ def test_a_member_that_is_gone_after_half_of_its_chunks_were_summed_leaves_no_tr
     assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id, SIGNERS[2].peer_id]
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_each_chunk_is_summed_once_also_where_a_leaver_that_nobody_waits_for_has_brought_all_of_the_slice(
+    is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the slices of its carrier, which has its chunks from the beginning."""
+    _, reduction, arriving = _in_order_of_arrival(CODEC, GRID, (100, 300, 700), random.Random(2))
+    leaver = SIGNERS[1].peer_id
+    for offer, mine, chunk in arriving:
+        if offer.header.member == MEMBERS[1] and (is_whole or chunk != PART.first_chunk):
+            offer.chunks[chunk] = mine.chunks[chunk]
+    reduction.set_absent(leaver, "left")
+    summed: list[int] = []
+    means = ChunkMeans.of
+
+    def counted(self: ChunkMeans, chunks: Sequence[int], *rest: object) -> object:
+        summed.extend(chunks)
+        return means(self, chunks, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ChunkMeans, "of", counted)
+    for offer, mine, chunk in arriving:
+        if offer.header.member != MEMBERS[1]:
+            summing = reduction.take(offer, [(chunk, memoryview(mine.chunks[chunk]))])
+            if summing is not None:
+                summing()
+    assert sorted(summed) == list(range(PART.first_chunk, PART.stop_chunk)), "as they arrive"
+    result = reduction.reduce()
+    assert result is not None
+    assert len(summed) == PART.stop_chunk - PART.first_chunk, "and not again"
+    assert (leaver in [entry.peer for entry in result.header.included]) == is_whole
+
+
 class _RecordsReads(ContributionHeader):
     """Says when what it counts for is looked at, as a closing slice does between its steps."""
 

@@ -21,9 +21,11 @@ from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolErro
 from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain import verify_certificate
-from protocol.rounds.messages.messages import Certificate
+from protocol.rounds.messages.messages import Certificate, Leave
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
-from protocol.rounds.messages.wire import decode_certificate, encode_certificate
+from protocol.rounds.messages.wire import decode_certificate, encode_certificate, encode_message
+from protocol.rounds.state import SignedLeave
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.at_once import apply_outer_step
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -325,6 +327,21 @@ async def test_an_ack_holds_after_a_restart_whatever_became_of_its_bytes(autojum
         assert opened.acked is not None
         assert (opened.acked.ballot, opened.promised) == (ballot, ballot)
         assert party.chain.head == made[0].link
+
+
+async def test_the_goodbyes_that_an_ack_may_rely_on_are_known_after_a_restart_but_for_damaged_ones(
+    autojump_clock: Clock,
+) -> None:
+    async with _after(1) as (world, made, party):
+        base, leaver = made[0].link.commit, world.parties[2]
+        leave = Leave(leaver.member, UNIT, base, version=LEAVE_VERSION)
+        raw = leaver.sign(encode_message(leave))
+        record = world.commit_on(made[0].link, 5).certificate.record
+        await party.log.log_ack(base, Ballot(ATTEMPT, party.peer), record, leaves=[raw, b"no goodbye"])
+        party.boot()
+        opened = await party.chain.restore()
+        assert dict(opened.leaves) == {leaver.peer: SignedLeave(leave, raw)}
+        assert party.chain.votes_on(base) == opened
 
 
 async def test_a_lone_ack_is_remembered_beside_the_other(autojump_clock: Clock) -> None:

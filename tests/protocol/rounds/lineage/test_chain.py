@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import pytest
 
@@ -9,10 +10,12 @@ from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.lineage.chain import attested_roots, link_after, open_ack, verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.quorum import tie_holder
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS, NEWEST, SIGNED, TURNS
 from protocol.rounds.messages.messages import Ack, Certificate, Leave
-from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_body, encode_message, encode_record
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.made_commits import certified, commit_on, record_on, signed_record
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, state_root
 from tests.simulation.signing import HashVerifier
@@ -169,6 +172,64 @@ def test_a_goodbye_that_promised_a_higher_ballot_or_stands_on_another_base_does_
     other = table.live()[1]
     with pytest.raises(RemoteProtocolError, match="expected its own"):
         _verify(_with_leave(table, replace(leave, member=other.member), leaver), table.genesis)
+
+
+GOODBYES: Final[dict[str, tuple[dict[str, object], bool]]] = {
+    "of this release": ({}, True),
+    "of a new disk": ({"incarnation": 2}, False),
+    "of an older release": ({"version": 0}, False),
+    "of a new disk and an older release": ({"incarnation": 2, "version": 0}, False),
+    "that claims to know no vote": ({"attempt": LAST_ATTEMPT}, False),
+}
+"""By the goodbye: its changes, and whether it makes the quorum of a new record smaller."""
+
+
+@pytest.mark.parametrize("rules", [SIGNED, TURNS, NEW_RUNS, NEWEST])
+@pytest.mark.parametrize("what", GOODBYES)
+def test_a_new_record_counts_only_goodbyes_that_tell_all_votes_and_an_old_one_stays_readable(
+    what: str, rules: int
+) -> None:
+    """Two of five acked, and one of the others left."""
+    changes, counts = GOODBYES[what]
+    table = Table(5)
+    leaver, *others = table.live()
+    attempt = changes.get("attempt")
+    leave = Leave(
+        replace(leaver.member, incarnation=changes.get("incarnation", 1)),  # type: ignore[arg-type]
+        UNIT,
+        table.genesis.commit,
+        None if attempt is None else Ballot(attempt, leaver.peer),  # type: ignore[arg-type]
+        version=changes.get("version", LEAVE_VERSION),  # type: ignore[arg-type]
+    )
+    base = replace(table.genesis, rules=rules)
+    holder = tie_holder(RUN_ID, [seat.peer for seat in others])
+    two = sorted(others, key=lambda seat: seat.peer != holder)[:2]
+    record = replace(signed_record(base, others), rules=rules)
+    made = certified(base, record, two)
+    certificate = replace(made.certificate, leaves=(leaver.sealed(encode_message(leave)),))
+    if counts or (rules in (SIGNED, TURNS) and attempt is None):
+        assert _verify(certificate, base) == made.link
+    else:
+        with pytest.raises(RemoteProtocolError, match="quorum"):
+            _verify(certificate, base)
+
+
+@pytest.mark.parametrize(("version", "is_left"), [(LEAVE_VERSION, True), (0, False)])
+def test_only_a_goodbye_that_counts_lets_a_new_record_drop_more_voters(version: int, is_left: bool) -> None:
+    """Two of five left, and one that is silent is dropped besides."""
+    table = Table(5)
+    gone, others = table.live()[:2], table.live()[2:]
+    leaves = [Leave(seat.member, UNIT, table.genesis.commit, version=version) for seat in gone]
+    record = signed_record(table.genesis, others)
+    record = replace(record, roster=tuple(seat.peer for seat in others), incarnations=(1,) * len(others))
+    made = certified(table.genesis, record, others)
+    signed = tuple(seat.sealed(encode_message(leave)) for seat, leave in zip(gone, leaves, strict=True))
+    certificate = replace(made.certificate, leaves=signed)
+    if is_left:
+        assert _verify(certificate, table.genesis) == made.link
+    else:
+        with pytest.raises(RemoteProtocolError, match="3 voters of 5 now; expected at least 4"):
+            _verify(certificate, table.genesis)
 
 
 def test_a_vote_counts_with_the_disk_that_the_roster_names() -> None:

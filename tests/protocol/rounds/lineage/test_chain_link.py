@@ -7,6 +7,7 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import genesis_link, light_link_of, lightened, link_of
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import commit_id, encode_body, encode_record
@@ -42,7 +43,7 @@ def test_the_link_of_a_record_hands_on_its_voters_their_disks_and_its_rules() ->
     assert link.commit == commit_id(table.genesis.commit, encode_record(record))
     assert (link.parent, link.index, link.roster) == (table.genesis.commit, 1, record.roster)
     assert (link.total_tokens, link.target_tokens) == (record.total_tokens, record.next_target_tokens)
-    assert link.rules == 1
+    assert link.rules == NEW_RUNS
     (peer, *_) = record.roster
     assert link.may_vote(peer, 1)
     assert not link.may_vote(peer, 2), "a newer disk does not know what its peer voted"

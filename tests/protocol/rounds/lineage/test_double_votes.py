@@ -17,6 +17,7 @@ from protocol.rounds.messages.messages import Ack, AckedRecord, Certificate, Lea
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.requests import ContributionHeader
 from protocol.rounds.messages.wire import encode_message
+from protocol.rounds.voting import LEAVE_VERSION
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table
 from tests.simulation.signing import HashVerifier
 
@@ -111,7 +112,7 @@ def _goodbye(seat: Seat, attempt: int | None, acked: int | None = None, **change
     """It tells of its promise to this attempt, and of an ack in that one; None for neither."""
     promised = None if attempt is None else Ballot(attempt, seat.peer)
     entry = None if acked is None else AckedRecord(Ballot(acked, seat.peer), b"record")
-    leave = Leave(seat.member, UNIT, BASE, promised, entry)
+    leave = Leave(seat.member, UNIT, BASE, promised, entry, version=LEAVE_VERSION)
     return seat.sealed(encode_message(replace(leave, **changes)))  # type: ignore[arg-type]
 
 
@@ -128,11 +129,14 @@ def test_a_goodbye_that_tells_of_no_ack_as_high_as_one_on_its_base_convicts_what
 
 def test_an_honest_goodbye_and_one_of_another_round_or_beside_a_lone_or_old_ack_convict_nobody(voter: Seat) -> None:
     ack, hides = _ack(voter, 2), _goodbye(voter, None)
+    restarted = replace(voter.member, incarnation=voter.member.incarnation + 1, session=voter.member.session + 1)
     for one, other in (
         (ack, _goodbye(voter, 2, 2)),
         (ack, _goodbye(voter, LAST_ATTEMPT)),
         (ack, _goodbye(voter, None, base=CommitId(b"x" * 32))),
         (ack, _goodbye(voter, None, unit=UnitName("fragment-9"))),
+        (ack, _goodbye(voter, None, version=0)),
+        (ack, _goodbye(voter, None, version=0, member=restarted)),
         (_ack(voter, 2, lone=True), hides),
         (_ack(voter, 2, version=0), hides),
         (hides, hides),

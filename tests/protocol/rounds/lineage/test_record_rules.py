@@ -16,7 +16,6 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import (
     CREDIT_FACTOR,
     LATE_FACTOR,
-    SIGNED,
     SignatureCheck,
     attestation_of,
     fewest_voters,
@@ -27,7 +26,7 @@ from protocol.rounds.lineage.record_rules import (
     result_problem,
     weight_cap,
 )
-from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, NO_CAP, rules_with
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, NEW_RUNS, NO_CAP, SIGNED, TURNS, rules_with
 from protocol.rounds.messages.lane_parts import LanePart
 from protocol.rounds.messages.messages import SliceSpec
 from protocol.rounds.messages.record import Attestation, Ballot, CommitRecord, Omission, OmissionCode
@@ -111,7 +110,7 @@ def test_every_record_that_a_table_of_honest_peers_commits_breaks_no_rule(num_pe
     parent = table.genesis
     for link, _ in seat.disk.chain:
         assert link.record is not None
-        assert link.record.rules == 1
+        assert link.record.rules == NEW_RUNS
         assert _problem(parent, link.record) == ""
         parent = link
 
@@ -145,7 +144,7 @@ UNSIGNED: dict[str, tuple[Change, str]] = {
         lambda record: _slice(omitted=_omitted(record, record.roster[0]))(record),
         "did not sign the result of slice [0, 4)",
     ),
-    "a newer release": (lambda record: replace(record, rules=3), "; expected 1 or 2: install the newest release"),
+    "a newer release": (lambda record: replace(record, rules=5), "; expected 1 to 4: install the newest release"),
 }
 
 
@@ -337,12 +336,23 @@ def test_a_record_without_signatures_is_read_on_a_parent_as_old_and_on_no_other(
     old = record_on(table.genesis, list(table.seats))
     assert old.rules == table.genesis.rules == 0
     assert _problem(table.genesis, old) == ""
-    found = "a record without the signatures that this run asks for, as older releases make it"
-    words = f"{found}; expected one of this release: ask its leader's owner to install it"
-    assert _problem(replace(table.genesis, rules=1), old) == words
+    after = "as older releases make it; expected one of this release: ask its leader's owner to install it"
+    assert _problem(replace(table.genesis, rules=1), old) == f"a record with rules {old.rules} after 1, {after}"
     signed = _after(table, signed_record(table.genesis, table.live()))
-    assert signed.rules == 1
-    assert _problem(signed, record_on(signed, list(table.seats))) == words
+    assert signed.rules == NEW_RUNS
+    assert (
+        _problem(signed, record_on(signed, list(table.seats)))
+        == f"a record with rules {old.rules} after {NEW_RUNS}, {after}"
+    )
+
+
+def test_a_signed_record_of_older_rules_is_read_on_a_parent_as_old_and_on_no_newer_one() -> None:
+    table = Table(3)
+    record = replace(signed_record(table.genesis, table.live()), rules=SIGNED)
+    for old in (0, SIGNED):
+        assert _problem(replace(table.genesis, rules=old), record) == ""
+    for newer in (TURNS, NEW_RUNS):
+        assert "as older releases make it" in _problem(replace(table.genesis, rules=newer), record)
 
 
 # --- credits ------------------------------------------------------------------------------------------------------------------
@@ -518,7 +528,7 @@ def _base_of(cap_factor: int, *tokens: int) -> tuple[Table, ChainLink]:
     table = Table(len(tokens))
     for seat, number in zip(table.live(), tokens, strict=True):
         seat.tokens = number
-    return table, replace(table.genesis, rules=rules_with(SIGNED, cap_factor))
+    return table, replace(table.genesis, rules=rules_with(NEW_RUNS, cap_factor))
 
 
 @pytest.mark.parametrize(("cap_factor", "credited"), [(1, 10), (2, 20), (4, 40), (1000, 900), (NO_CAP, 900)])
@@ -535,7 +545,7 @@ def test_a_member_counts_for_as_many_times_the_median_as_the_run_says(cap_factor
 @pytest.mark.parametrize(("of_run", "of_record"), [(2, 4), (4, 2), (4, NO_CAP), (NO_CAP, 1000)])
 def test_a_record_with_another_weight_cap_than_its_run_is_refused(of_run: int, of_record: int) -> None:
     table, base = _base_of(of_run, 10, 10, 10)
-    record = replace(signed_record(base, table.live()), rules=rules_with(SIGNED, of_record))
+    record = replace(signed_record(base, table.live()), rules=rules_with(NEW_RUNS, of_record))
     expected = f"a weight cap of {of_record} times the median; expected the run's {of_run}"
     assert expected in _problem(base, record)
 

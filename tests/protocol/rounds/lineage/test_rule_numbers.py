@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, NO_CAP, cap_factor_of, rules_with, version_of, with_version
+from protocol.rounds.lineage.rule_numbers import (
+    CAP_FACTOR,
+    NO_CAP,
+    asks_told_votes,
+    cap_factor_of,
+    may_follow,
+    rules_after,
+    rules_with,
+    takes_turns,
+    version_of,
+)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("factor", [1, CAP_FACTOR, 1000, NO_CAP])
 def test_both_parts_come_back_out_of_a_number_that_fits_its_field(version: int, factor: int) -> None:
     rules = rules_with(version, factor)
@@ -15,12 +25,28 @@ def test_both_parts_come_back_out_of_a_number_that_fits_its_field(version: int, 
     assert rules < 1 << 32
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4])
 def test_the_usual_cap_makes_the_numbers_that_older_releases_write(version: int) -> None:
     assert rules_with(version, CAP_FACTOR) == version
     assert cap_factor_of(version) == CAP_FACTOR
 
 
-def test_a_version_only_rises_and_the_cap_stays() -> None:
-    assert with_version(rules_with(1, 7), 2) == rules_with(2, 7)
-    assert with_version(rules_with(2, 7), 1) == rules_with(2, 7)
+@pytest.mark.parametrize(
+    ("parent", "in_turns", "version"),
+    [(0, False, 3), (1, False, 3), (3, False, 3), (1, True, 4), (2, False, 4), (3, True, 4), (4, False, 4)],
+)
+def test_a_new_record_has_the_newest_rules_with_turns_if_they_were_taken_and_the_cap_stays(
+    parent: int, in_turns: bool, version: int
+) -> None:
+    assert rules_after(rules_with(parent, 7), in_turns=in_turns) == rules_with(version, 7)
+    assert may_follow(version, parent)
+    assert asks_told_votes(rules_with(version, 7))
+
+
+@pytest.mark.parametrize("parent", range(5))
+def test_no_record_leaves_out_a_check_that_its_parent_had(parent: int) -> None:
+    checks = {0: "", 1: "signed", 2: "signed turns", 3: "signed told", 4: "signed turns told"}
+    fine = [version for version in checks if set(checks[parent].split()) <= set(checks[version].split())]
+    assert [version for version in checks if may_follow(version, parent)] == fine
+    assert takes_turns(parent) == ("turns" in checks[parent])
+    assert asks_told_votes(parent) == ("told" in checks[parent])

@@ -10,9 +10,9 @@ import pytest
 
 from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, record_problem
+from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS, NEWEST, SIGNED, TURNS
 from protocol.rounds.lineage.turns import (
-    TURNS,
     by_turn,
     drawn,
     keeps_voters,
@@ -38,10 +38,22 @@ def _ids(*names: str) -> list[PeerId]:
 # --- who takes part -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_waited_longest_goes_first_and_of_equals_who_has_most_ready() -> None:
+def test_who_waited_longest_goes_first_and_who_has_nothing_goes_last() -> None:
     a, b, c, d = _ids("a", "b", "c", "d")
     ready = {a: 5, b: 900, c: 7, d: 0}
-    assert by_turn(ready, {a: 3, b: 9, c: 3, d: 1}, 10, 2) == [c, a, b, d]
+    assert by_turn(ready, {a: 3, b: 9, c: 4, d: 1}, 10, 2) == [a, c, b, d]
+
+
+def test_of_equals_no_word_of_theirs_decides_and_nobody_is_first_in_each_round() -> None:
+    peers = _ids(*map(str, range(12)))
+    honest, firsts = dict.fromkeys(peers, 100), Counter[PeerId]()
+    for index in range(200):
+        order = by_turn(honest, {}, index, 4)
+        for liar in order[4:]:
+            assert by_turn({**honest, liar: 1 << 53}, {}, index, 4) == order
+        firsts.update(order[:4])
+    assert min(firsts.values()) > 40
+    assert max(firsts.values()) < 100
 
 
 def test_newcomers_wait_as_long_as_a_turn_of_all_takes_and_keep_nobody_out() -> None:
@@ -89,7 +101,7 @@ def test_the_model_moves_in_a_round_by_the_work_of_one_round_however_many_wait(n
 def test_a_run_in_which_everybody_fits_keeps_its_whole_step_and_its_rules() -> None:
     table = Table(4, max_members=4)
     table.run_until(lambda: table.all_at(5))
-    assert {(record.rules, record.outer) for record in _records(table)} == {(SIGNED, OUTER)}
+    assert {(record.rules, record.outer) for record in _records(table)} == {(NEW_RUNS, OUTER)}
 
 
 def test_a_turn_is_as_long_as_most_contributors_waited_and_newcomers_waited_a_round_more_than_those_before() -> None:
@@ -163,7 +175,7 @@ def _crowded() -> tuple[Table, CommitRecord]:
 
 def test_a_record_that_leaves_contributors_out_of_the_voters_by_the_draw_breaks_no_rule() -> None:
     table, record = _crowded()
-    assert record.rules == TURNS
+    assert record.rules == NEWEST
     assert len(_out_of(record)) == 2
     assert keeps_voters(table.genesis, record.roster, 3)
     assert record_problem(table.genesis, record, CHECK, ()) == ""
@@ -205,7 +217,10 @@ FORGED: dict[str, tuple[Callable[[Table, CommitRecord], CommitRecord], str]] = {
     "contributors in place of most voters": (_few_voters, "take the votes of too many"),
     "a voter that took part is dropped": (_without_a_voter_that_took_part, "voted and contributed"),
     "contributors left out though there is room": (_small, "expected 9 at least"),
-    "rules of runs in which everybody fits": (lambda _, record: replace(record, rules=SIGNED), "nobody who takes part"),
+    "rules of runs in which everybody fits": (
+        lambda _, record: replace(record, rules=NEW_RUNS),
+        "nobody who takes part",
+    ),
 }
 
 
@@ -222,9 +237,11 @@ def test_rules_of_turns_are_taken_only_where_somebody_is_left_out_or_was() -> No
     proposal = proposal_on(table.genesis, seats)
     voters = Voters(frozenset(seat.peer for seat in seats), frozenset())
     record = make_record(table.genesis, proposal, proposal.ballot, results_of(proposal, seats), voters, OUTER, 300)
-    assert "leaves nobody out" in record_problem(table.genesis, replace(record, rules=TURNS), CHECK, ())
-    in_turns = replace(table.genesis, rules=TURNS)
-    assert record_problem(in_turns, replace(record, rules=TURNS), CHECK, ()) == ""
+    for version in (TURNS, NEWEST):
+        assert "leaves nobody out" in record_problem(table.genesis, replace(record, rules=version), CHECK, ())
+        in_turns = replace(table.genesis, rules=version)
+        assert record_problem(in_turns, replace(record, rules=version), CHECK, ()) == ""
+    assert "as older releases make it" in record_problem(in_turns, record, CHECK, ())
 
 
 def test_silent_voters_stay_only_where_too_few_others_do() -> None:
