@@ -261,9 +261,11 @@ def demo(
         Path | None, typer.Option("--dir", help="Keep everything here; a temporary folder if not given.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the summary for machines to this file.")
+        Path | None, typer.Option("--json", help="Write the summary for machines to this file; - prints it.")
     ] = None,
-    plot_file: Annotated[Path, typer.Option("--plot", help="File of the loss curve (PNG).")] = Path("potluck-demo.png"),
+    plot_file: Annotated[Path, typer.Option("--plot", help="File of the loss curve (PNG); - for a pipe.")] = Path(
+        "potluck-demo.png"
+    ),
     total_tokens: Annotated[
         int, typer.Option("--tokens", help="How many tokens the peers train together.")
     ] = 1_228_800,

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from averaging.system.output_file import write_output
 from peer.demo.summary import VICTIM, Cast, DemoSummary, HostStatus, RoundRow, Seen
-from protocol.errors import StorageError
 from protocol.tables import bits, duration, in_bytes, whole
 
 SPARKS: Final = "▁▂▃▄▅▆▇█"
@@ -32,9 +32,8 @@ class Screen(Protocol):
 
 
 @contextmanager
-def open_screen(cast: Cast, console: Console | None = None) -> Iterator[Screen]:
+def open_screen(cast: Cast, console: Console) -> Iterator[Screen]:
     """A live screen on a terminal, plain lines otherwise."""
-    console = console or Console(highlight=False)
     if not console.is_terminal:
         yield _PlainScreen(console)
         return
@@ -148,8 +147,10 @@ def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
     PNG.
 
     Raises:
-        StorageError: the file cannot be written.
+        UsageError, StorageError: as `write_output`.
     """
+    import io
+
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -171,15 +172,15 @@ def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise StorageError(f"cannot write {path} ({error.strerror})", "a writable place", "see --plot") from error
+    made = io.BytesIO()
+    figure.savefig(made, format="png")
+    write_output(path, made.getvalue(), "see --plot")
 
 
-def print_summary(summary: DemoSummary, sample: str, kept: Path | None, *, one_round: bool = False) -> None:
+def print_summary(
+    summary: DemoSummary, sample: str, kept: Path | None, console: Console, *, one_round: bool = False
+) -> None:
     """The summary: results, a sample of the model, and broken promises. After `one_round` nothing of the killed peer and the curve."""
-    console = Console(highlight=False)
     if sample:
         console.print(Panel(Text(sample), title="Text that the model writes after this training"))
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
