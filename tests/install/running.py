@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protocol.tables import several
+
 ROOT: Final = Path(__file__).parents[2]
 INSTALL_LIMIT_S: Final = 3600.0
 COMMAND_LIMIT_S: Final = 1800.0
@@ -73,6 +75,11 @@ def say(*lines: str) -> None:
     """Print lines at once, for a check takes long."""
     for line in lines:
         print(line, flush=True)
+
+
+def result(check: str, problems: Sequence[str]) -> str:
+    """The last line of a check."""
+    return f"{check}: {several(len(problems), 'problem')}, not ok" if problems else f"{check}: ok"
 
 
 def run(
