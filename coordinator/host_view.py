@@ -20,7 +20,7 @@ from coordinator.admission.addresses import (
     HostAddresses,
     wider_note,
 )
-from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, invite_lines
+from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, complete_lines, invite_lines
 from coordinator.admission.invites import (
     InviteAddresses,
     IssuedInvite,
@@ -150,7 +150,8 @@ async def greet(
         say(WITHDRAWN_NOTE)
         return
     if issued is None:
-        say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
+        for line in complete_lines(has_last_checkpoint=host.tracker.is_final_checkpoint_written):
+            say(line)
         return
     if note := wider_note(before, addresses, command):
         say(note)

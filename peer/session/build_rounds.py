@@ -64,22 +64,26 @@ async def finish(joined: JoinedSession, service: RoundService) -> None:
     who is waited for.
     """
     board, reporter = joined.life.board, joined.reporter
+    is_host_here, num_returns = True, 0
 
-    def say(*, is_host_here: bool) -> None:
+    def say() -> None:
         board.say("finished", staying(is_host_here=is_host_here, has_host_all=has_host_all(), most_s=LINGER_S))
 
     def has_host_all() -> bool:
         return reporter.last_reply is not None and reporter.last_reply.is_final_checkpoint_written
 
     async def does_everybody_have_all() -> bool:
-        is_host_here = await reporter.report_once()
+        nonlocal is_host_here, num_returns
+        was_here, is_host_here = is_host_here, await reporter.report_once()
+        num_returns += is_host_here and not was_here
         have_all = has_host_all() and all_have(service.state, service.chain.head.index)
         if not have_all:
-            say(is_host_here=is_host_here)
+            say()
         return have_all
 
-    say(is_host_here=True)
-    await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
+    say()
+    # A host that comes back needs time to fetch the last state from us.
+    await linger(does_everybody_have_all, lambda: (joined.network.traffic().bulk_bytes_up, num_returns))
     board.say("finished", run_is_over(_model_command(joined), has_host_all=has_host_all()))
 
 

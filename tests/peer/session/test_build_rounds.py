@@ -70,6 +70,14 @@ async def test_finished_peer_whose_host_is_away_says_how_long_it_waits_and_what_
     assert trio.current_time() == LINGER_S
 
 
+async def test_finished_peer_gives_a_host_that_comes_back_late_the_time_for_its_checkpoint(
+    autojump_clock: Clock,
+) -> None:
+    *_, last = await _finished(_Host(back_s=LINGER_S - 1.0, writes_s=10.0))
+    assert "the host does not have" not in last
+    assert LINGER_S + 9.0 <= trio.current_time() < LINGER_S + 10.0
+
+
 async def test_finished_peer_leaves_once_a_host_that_comes_back_has_the_last_checkpoint(autojump_clock: Clock) -> None:
     said = await _finished(_Host(back_s=12.0))
     assert said == [
