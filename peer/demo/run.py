@@ -14,7 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,6 +37,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_TOKENS: Final = 1 << 53
 """The limit of a run.toml."""
+
+USUAL_TOKENS: Final = 1_228_800
+"""The demo's default. With fewer the loss need not get below the pair model's."""
 
 MAX_LIMIT_S: Final = 7 * 86400.0
 
@@ -90,7 +93,7 @@ class DemoOptions:
     @property
     def cast(self) -> Cast:
         """The peers of this demo. `shards` must be known."""
-        cast = CASTS[self.shards]
+        cast = replace(CASTS[self.shards], is_loss_judged=self.total_tokens >= USUAL_TOKENS)
         return cast.for_one_round() if self.one_round else cast
 
     @property
@@ -313,7 +316,7 @@ def run_demo(options: DemoOptions) -> int:
         if options.json_file is not None:  # before the sample, which is slow on a busy machine
             write_output(options.json_file, summary.model_dump_json(indent=2) + "\n", "see --json")
         sample, kept = _sample(summary, swarm.cast), directory if options.directory else None
-        print_summary(summary, sample, kept, console, one_round=options.one_round)
+        print_summary(summary, sample, kept, console, options.cast)
     return 0 if summary.ok else 1
 
 
