@@ -11,6 +11,7 @@ import typer
 
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
+from averaging.system.output_file import is_printed
 from coordinator.checkpoint_commands import AsJson, add_checkpoint_commands
 from protocol.tables import examples
 
@@ -46,7 +47,7 @@ def add_commands(
 
 
 def init(
-    run_file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    run_file: Annotated[Path, typer.Argument(help="The file to write; - prints it.")] = Path("run.toml"),
     shards: Annotated[
         str,
         typer.Option(
@@ -66,7 +67,8 @@ def init(
     from coordinator import commands
 
     commands.init_run(run_file, shards, source)
-    typer.echo(f"wrote {run_file}; next: potluck host {run_file}")
+    if not is_printed(run_file):
+        typer.echo(f"wrote {run_file}; next: potluck host {run_file}")
 
 
 def _settings() -> type[HostConfig]:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, get_args
 
+from averaging.system.output_file import is_printed, write_output
 from coordinator.run.hosted_folder import host_folder, require_run
 from protocol.errors import ConfigError, StorageError
 
@@ -20,7 +21,7 @@ _MOST_USES: Final = 100_000
 
 
 def init_run(path: Path, shards: str = "data", source: str = "") -> None:
-    """Write a commented run.toml that works as it is.
+    """Write a commented run.toml that works as it is, or print it if `path` is "-".
 
     Args:
         shards: the parts that a peer holds, as in `run.shards`.
@@ -41,9 +42,12 @@ def init_run(path: Path, shards: str = "data", source: str = "") -> None:
         raise ConfigError(
             f"--from {source} with --shards {kind}", "data: other runs begin with values from the seed", "leave one out"
         )
-    if path.exists():
+    if path.exists() and not is_printed(path):
         raise ConfigError(f"{path} exists already", "a new file", "choose another name or remove it")
     text = _from_checkpoint(source, path) if source else default_run_toml(kind)
+    if is_printed(path):
+        write_output(path, text)
+        return
     try:
         with path.open("x", encoding="utf8") as file:
             file.write(text)

@@ -62,6 +62,7 @@ from coordinator.host_view import (
     followed_checkpoints,
     greet,
     helper_context,
+    is_over,
     newest_events,
     note_events,
     noticed,
@@ -84,7 +85,7 @@ from coordinator.run.run_files import (
     run_tokenizer,
     start_units,
 )
-from coordinator.run.start_command import StartCommand, remember_command
+from coordinator.run.start_command import StartCommand, closing_words, remember_command
 from coordinator.scores.score_files import SCORES_NAME, keep_score_files
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
@@ -137,17 +138,18 @@ async def serve_run(run_file: Path, config: HostConfig, command: StartCommand, *
         ConfigError, MachineError, StorageError: the run cannot be hosted, with the reason.
     """
     async with trio.open_nursery() as root:
-        leaving = trio.CancelScope()
+        leaving, opened = trio.CancelScope(), list[HostDaemon]()
 
         def leave(reason: str) -> None:
             _log.info("host_leaving", reason=reason)
-            say(f"closed; peers train on without the host. Go on with: {command}")
+            say(closing_words(command, is_over=any(map(is_over, opened))))
             leaving.cancel()
 
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.
         root.start_soon(watch_signals, leave)
         with leaving:
             async with _open_host(run_file, config, command, say) as host:
+                opened.append(host)
                 notifier = Notifier(config.notify_url, config.state_dir, host.clock)
                 run = host.run.manifest.config
                 looked = HostConditions(run.round.longest_interval_s)

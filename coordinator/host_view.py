@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from coordinator.admission.addresses import (
     HostAddresses,
     wider_note,
 )
-from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, invite_lines
+from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, complete_lines, invite_lines
 from coordinator.admission.invites import (
     InviteAddresses,
     IssuedInvite,
@@ -101,10 +102,15 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
         first_port=host.config.helper_port or addresses.p2p_port + 2,
         clock=host.clock,
         are_hidden=lambda: hidden_peers(host.tracker.picture(), host.clock.monotonic_s()),
-        is_over=lambda: host.tracker.state.phase is Phase.FINISHED,
+        is_over=partial(is_over, host),
         issue_invite=issue,
         say=say,
     )
+
+
+def is_over(host: HostDaemon) -> bool:
+    """Whether the run is complete."""
+    return host.tracker.state.phase is Phase.FINISHED
 
 
 async def greet(
@@ -113,12 +119,12 @@ async def greet(
     """Print the run's state, addresses and invite, and remember how the host is reached. `command` started it."""
     config, run = host.config, host.run
     reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
-    is_over = host.tracker.state.phase is Phase.FINISHED
+    is_complete = is_over(host)
     is_asked = not config.model_fields_set.isdisjoint(("invite_uses", "invite_hours"))
 
     def invite(ledger: Ledger) -> IssuedInvite | None:
         remember_reach(ledger, reach)
-        if is_over:
+        if is_complete:
             return None
         return invite_of_start(
             ledger,
@@ -135,16 +141,17 @@ async def greet(
     before = earlier.addresses if earlier is not None else ()
     issued = await host.writer.run(invite)
     news, bulk_port = host.tracker.news(), next((address.port for address in network.bulk_addresses()), 0)
-    say(f"run {run.manifest.config.run.name} is {'complete' if is_over else 'open'}: {news.phase}, {news.reason}")
+    say(f"run {run.manifest.config.run.name} is {'complete' if is_complete else 'open'}: {news.phase}, {news.reason}")
     say(f"status   {url}/")
     say(f"metrics  {url}/metrics")
     for line in address_lines(addresses, bulk_port):
         say(line)
-    if issued is None and not is_over:
+    if issued is None and not is_complete:
         say(WITHDRAWN_NOTE)
         return
     if issued is None:
-        say("nobody can join it any more, so there is no invite; its model: potluck checkpoint list")
+        for line in complete_lines(has_last_checkpoint=host.tracker.is_final_checkpoint_written):
+            say(line)
         return
     if note := wider_note(before, addresses, command):
         say(note)

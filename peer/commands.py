@@ -261,12 +261,18 @@ def demo(
         Path | None, typer.Option("--dir", help="Keep everything here; a temporary folder if not given.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the summary for machines to this file.")
+        Path | None, typer.Option("--json", help="Write the summary for machines to this file; - prints it.")
     ] = None,
-    plot_file: Annotated[Path, typer.Option("--plot", help="File of the loss curve (PNG).")] = Path("potluck-demo.png"),
+    plot_file: Annotated[Path, typer.Option("--plot", help="File of the loss curve (PNG); - for a pipe.")] = Path(
+        "potluck-demo.png"
+    ),
     total_tokens: Annotated[
-        int, typer.Option("--tokens", help="How many tokens the peers train together.")
-    ] = 1_228_800,
+        int | None,
+        typer.Option(
+            "--tokens",
+            help="How many tokens the peers train together; 1,228,800 if not given. Fewer leave the loss unjudged.",
+        ),
+    ] = None,
     limit_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
     shards: Annotated[
         str,
@@ -286,13 +292,13 @@ def demo(
     One peer is slowed to a third; one is killed half-way, comes back and
     catches up.
     """
-    from peer.demo.run import DemoOptions, run_demo
+    from peer.demo.run import USUAL_TOKENS, DemoOptions, run_demo
 
     options = DemoOptions(
         directory=directory,
         json_file=json_file,
         plot_file=plot_file,
-        total_tokens=total_tokens,
+        total_tokens=USUAL_TOKENS if total_tokens is None else total_tokens,
         limit_s=limit_s,
         shards=shards,
         one_round=one_round,

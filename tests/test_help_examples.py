@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -48,6 +49,26 @@ def test_help_ends_with_examples_that_the_command_understands(path: tuple[str, .
 def test_example_with_a_flag_or_value_that_does_not_exist_would_be_noticed(wrong: str) -> None:
     with pytest.raises(typer.BadParameter.__bases__[0]):
         COMMANDS["potluck", "pause"].make_context("pause", wrong.replace("--hours", "--state-dir a b").split())
+
+
+def test_every_file_that_a_command_writes_may_be_standard_output() -> None:
+    """A new option that writes a file goes through averaging/system/output_file.py, says so in its help, and is listed here."""
+    files = {
+        f"{' '.join(path[1:])} {option.name}": option.help
+        for path, command in COMMANDS.items()
+        for option in command.params
+        if re.search(r"\bwrite\b.*\bfile\b|\bfile\b.*\bwrite\b|\bfile of\b", option.help or "", re.IGNORECASE)
+    }
+    assert sorted(files) == [
+        "bugreport out",
+        "curves csv",
+        "demo json_file",
+        "demo plot_file",
+        "init run_file",
+        "plan svg",
+        "status trace",
+    ]
+    assert [name for name, told in files.items() if "; - " not in told] == []
 
 
 def test_examples_and_what_help_prints_as_it_stands_fit_a_terminal() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from averaging.system.output_file import is_printed
 from protocol.errors import ConfigError, UsageError
 from protocol.tables import examples, several
 
@@ -30,7 +32,7 @@ def _curves_command(load_sources: LoadSources) -> Callable[..., None]:
             str, typer.Option("--url", help="Address of a host's page: read its newest rounds from there.")
         ] = "",
         csv: Annotated[
-            Path | None, typer.Option("--csv", metavar="FILE", help="Write a table of values; - prints it.")
+            Path | None, typer.Option("--csv", metavar="FILE", help="Write a table of values to FILE; - prints it.")
         ] = None,
         tensorboard: Annotated[
             Path | None, typer.Option("--tensorboard", metavar="FOLDER", help="Write events for TensorBoard.")
@@ -56,13 +58,14 @@ def _curves_command(load_sources: LoadSources) -> Callable[..., None]:
         shown = f"{several(len(curve.points), 'round')} of {curve.run}"
         if csv is not None:
             curve_writers.write_csv(curve, csv)
-            if str(csv) != curve_writers.STANDARD_OUTPUT:
+            if not is_printed(csv):
                 typer.echo(f"wrote {shown} to {csv}")
+        say = partial(typer.echo, err=is_printed(csv))
         if tensorboard is not None:
             curve_writers.write_tensorboard(curve, tensorboard)
-            typer.echo(f"wrote {shown}; see them with: tensorboard --logdir {tensorboard}")
+            say(f"wrote {shown}; see them with: tensorboard --logdir {tensorboard}")
         if wandb:
-            typer.echo(f"gave {shown} to Weights & Biases; its files: {curve_writers.write_wandb(curve, project)}")
+            say(f"gave {shown} to Weights & Biases; its files: {curve_writers.write_wandb(curve, project)}")
 
     return curves
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import csv
-import os
-import sys
+import io
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from averaging.curves.curve import COLUMNS, Curve, CurvePoint
+from averaging.system.output_file import is_printed, write_output
 from protocol.errors import MachineError, StorageError
 
 _NOT_CURVES: Final = ("round", "unix_s")
 """Columns that are the axes."""
-
-
-STANDARD_OUTPUT: Final = "-"
-"""In the place of a file."""
 
 
 def write_csv(curve: Curve, file: Path) -> None:
@@ -25,23 +21,11 @@ def write_csv(curve: Curve, file: Path) -> None:
     Raises:
         StorageError: the file cannot be written; an old one is unchanged.
     """
-    if str(file) == STANDARD_OUTPUT:
-        _write_rows(curve, sys.stdout)
-        return
-    temporary = file.with_name(f"{file.name}.unfinished")
-    try:
-        with temporary.open("w", newline="", encoding="utf8") as opened:
-            _write_rows(curve, opened)
-        os.replace(temporary, file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageError(f"{file} cannot be written ({error.strerror})", "a file in a writable folder") from error
-
-
-def _write_rows(curve: Curve, opened: TextIO) -> None:
-    writer = csv.DictWriter(opened, COLUMNS, lineterminator="\n" if opened is sys.stdout else "\r\n")
+    made = io.StringIO()
+    writer = csv.DictWriter(made, COLUMNS, lineterminator="\n" if is_printed(file) else "\r\n")
     writer.writeheader()
     writer.writerows(point.values() for point in curve.points)
+    write_output(file, made.getvalue(), "choose another with --csv")
 
 
 def write_tensorboard(curve: Curve, folder: Path) -> None:

@@ -5,6 +5,7 @@ Gathers and writes; protocol/identity/redaction.py decides what is hidden.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ from typing import Final
 from averaging.host.daemon_views import DaemonView, LocalDaemon
 from averaging.host.log_file import FILE_BYTES, LOG_FOLDER, log_files
 from averaging.system.machine_limits import read_cores, read_memory
+from averaging.system.output_file import is_printed, write_output
 from averaging.system.usual_folders import home_folder
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.identity.redaction import Redactor
@@ -143,23 +145,35 @@ def cleaned(entries: Entries, redactor: Redactor) -> dict[str, str]:
 
 
 def write_zip(path: Path, entries: Entries) -> None:
-    """Write the zip whole or not at all, readable by the owner.
+    """Write the zip whole or not at all, readable by the owner, or to the pipe behind standard output.
 
     Raises:
+        UsageError: standard output is a terminal.
         ConfigError: the file exists already.
         StorageError: it cannot be written.
     """
+    data = _zipped(entries)
+    if is_printed(path):
+        write_output(path, data)
+        return
     if path.exists():
         raise ConfigError(f"{path} exists already", "a new file", "choose another name with --out, or remove it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, text in entries.items():
-                archive.writestr(name, text.encode("utf8", "replace"))
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StorageError(
             f"{path} cannot be written ({error.strerror})", "a writable folder with space", "choose another with --out"
         ) from error
+
+
+def _zipped(entries: Entries) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in entries.items():
+            archive.writestr(name, text.encode("utf8", "replace"))
+    return made.getvalue()

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Final
@@ -15,6 +16,7 @@ import typer
 
 from averaging.host.daemon_views import DaemonView, LocalDaemon, PeerOrder
 from averaging.host.hints import with_folder
+from averaging.system.output_file import is_printed, output_name
 from averaging.system.questions import is_agreed
 from protocol.errors import ConfigError, UnreachableError
 from protocol.tables import examples
@@ -68,7 +70,7 @@ class LocalCommands:
             Path | None,
             typer.Option(
                 metavar="FILE",
-                help="Write what the peer did in its newest round to FILE, a Chrome trace for ui.perfetto.dev.",
+                help="Write what the peer did in its newest round to FILE, a Chrome trace for ui.perfetto.dev; - prints it.",
                 show_default=False,
             ),
         ] = None,
@@ -77,7 +79,7 @@ class LocalCommands:
         from averaging.host.daemon_views import status_json, status_text
 
         if trace is not None:
-            typer.echo(self._write_trace(state_dir, trace))
+            typer.echo(self._write_trace(state_dir, trace), err=is_printed(trace))
             return
         views = self._look(state_dir)
         _show(views, [json.dumps(status_json(views))] if as_json else status_text(views), is_json=as_json)
@@ -192,7 +194,7 @@ class LocalCommands:
     def bugreport(
         self,
         state_dir: StateDir = None,
-        out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("potluck-bugreport.zip"),
+        out: Annotated[Path, typer.Option(help="The zip file to write; - for a pipe.")] = Path("potluck-bugreport.zip"),
         keep_addresses: Annotated[
             bool, typer.Option("--keep-addresses", help="Leave IP addresses and host names as they are.")
         ] = False,
@@ -208,11 +210,12 @@ class LocalCommands:
         from averaging.host.bug_report import gathered, write_zip
 
         entries = gathered(self._found(state_dir), keeps_addresses=keep_addresses)
-        typer.echo(f"{out} will hold, without secrets{'' if keep_addresses else ' and without addresses of others'}:")
+        say, shown = partial(typer.echo, err=is_printed(out)), output_name(out)
+        say(f"{shown} will hold, without secrets{'' if keep_addresses else ' and without addresses of others'}:")
         for name, text in entries.items():
-            typer.echo(f"  {name}  {len(text):,} letters")
+            say(f"  {name}  {len(text):,} letters")
         write_zip(out, entries)
-        typer.echo(f"wrote {out}; look into it before you send it to anybody")
+        say(f"wrote {shown}; look into it before you send it to anybody")
 
     def _found(self, state_dir: Path | None) -> list[tuple[LocalDaemon, Path]]:
         """The daemons that have a folder on this machine, each with its folder.

@@ -33,6 +33,14 @@ WITHDRAWN_NOTE = (
 """In place of the invite, where the owner has withdrawn it."""
 
 
+def complete_lines(*, has_last_checkpoint: bool) -> list[str]:
+    """In place of the invite of a complete run. A host that was away at the end may lack the last state, which only peers have."""
+    lines = ["nobody can join it any more, so there is no invite; its model: potluck checkpoint list"]
+    if not has_last_checkpoint:
+        lines.append("the checkpoint of the last round is missing; a peer brings it that comes back by potluck join")
+    return lines
+
+
 def invite_end(expires_unix_s: float) -> str:
     """The day and minute at which an invite ends, as "Tue 01 Dec 08:45" of this machine's time zone."""
     return time.strftime("%a %d %b %H:%M", time.localtime(expires_unix_s))

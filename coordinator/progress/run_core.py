@@ -17,7 +17,10 @@ from protocol.host.report_pace import MISSED_REPORTS
 from protocol.ids import CommitId, PeerId
 from protocol.tables import several
 
-NOBODY_HERE: Final = "no peer is here; the run goes on when one comes back"
+NOBODY_HERE: Final = (
+    "no peer is here; the run goes on when one comes back; "
+    "if peers ended it without the host, one of them brings the rest by potluck join"
+)
 ALL_PAUSED: Final = "each peer that is here is paused"
 
 READY_FOR_S: Final = 15.0

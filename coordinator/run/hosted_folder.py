@@ -94,10 +94,13 @@ def stop_host(folder: Path) -> str:
         TemporaryError: it is still leaving.
     """
     from averaging.system.process_record import end_daemon, running_daemon
-    from coordinator.run.start_command import last_command
+    from coordinator.progress.run_core import Phase
+    from coordinator.run.hosted_runs import hosted_runs
+    from coordinator.run.start_command import closing_words, last_command
 
     running = running_daemon(folder)
     if running is None:
         raise UnreachableError(f"no host runs from {folder}", "a running host", "see: potluck status")
     end_daemon(folder, running, "host", STOP_WITHIN_S)
-    return f"the host has closed; peers train on without it. Go on with: {last_command(folder)}"
+    is_over = any(row["phase"] == Phase.FINISHED.value for row in hosted_runs(folder))
+    return f"the host has {closing_words(last_command(folder), is_over=is_over)}"

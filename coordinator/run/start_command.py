@@ -56,6 +56,13 @@ def start_command(run_file: Path, flags: Mapping[str, object]) -> StartCommand:
     return StartCommand(tuple(arguments))
 
 
+def closing_words(command: StartCommand, *, is_over: bool) -> str:
+    """The last line of a host that closes, of a run that is complete or goes on."""
+    if is_over:
+        return f"closed; the run is complete. To serve its page and its model again: {command}"
+    return f"closed; peers train on without the host. Go on with: {command}"
+
+
 def remember_command(folder: Path, command: StartCommand) -> None:
     """Record the command of a host that starts. Blocks.
 

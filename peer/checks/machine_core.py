@@ -230,13 +230,14 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 _SHOWN_AS: Final = {"bulk": "data port"}
+_NAME_WIDTH: Final = len("host's peers")
+"""The longest name. The report is printed in parts, which have the same columns."""
 
 
 def report_lines(findings: Sequence[Finding]) -> list[str]:
     """The report for people: one line a finding, in columns. The names for scripts stay as they are."""
-    width = max((len(_SHOWN_AS.get(f.name, f.name)) for f in findings), default=0)
     return [
-        f"{f.level.value:<4}  {_SHOWN_AS.get(f.name, f.name):<{width}}  {f.found}{f'; {f.fix}' if f.fix else ''}"
+        f"{f.level.value:<4}  {_SHOWN_AS.get(f.name, f.name):<{_NAME_WIDTH}}  {f.found}{f'; {f.fix}' if f.fix else ''}"
         for f in findings
     ]
 

@@ -14,14 +14,16 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
+from rich.console import Console
 
 from averaging.host.http_client import get_json, read_status_address
+from averaging.system.output_file import is_printed, write_output
 from averaging.system.temporary_folder import temporary_folder
 from peer.demo.processes import ProcessGroup, Running, open_processes, wait_for_invite
 from peer.demo.screen import Screen, open_screen, plot_losses, print_summary
@@ -35,6 +37,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_TOKENS: Final = 1 << 53
 """The limit of a run.toml."""
+
+USUAL_TOKENS: Final = 1_228_800
+"""The demo's default. With fewer the loss need not get below the pair model's."""
 
 MAX_LIMIT_S: Final = 7 * 86400.0
 
@@ -88,8 +93,14 @@ class DemoOptions:
     @property
     def cast(self) -> Cast:
         """The peers of this demo. `shards` must be known."""
-        cast = CASTS[self.shards]
+        cast = replace(CASTS[self.shards], is_loss_judged=self.total_tokens >= USUAL_TOKENS)
         return cast.for_one_round() if self.one_round else cast
+
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """The files that the demo writes for the user, or "-"."""
+        files = (None if self.one_round else self.plot_file, self.json_file)
+        return tuple(file for file in files if file is not None)
 
     def check(self) -> None:
         """Reject bad options now instead of minutes later. Writes nothing.
@@ -110,9 +121,12 @@ class DemoOptions:
         except OSError as error:
             found = f"{self.directory} cannot be used ({error.strerror})"
             raise ConfigError(found, "a new or empty folder", _REMEDY) from error
+        if len(self.results) > len(set(self.results)):
+            found = f"--plot and --json are both {self.json_file}"
+            raise ConfigError(found, "two places", "give another with --plot")
         plot_file = None if self.one_round else self.plot_file
         for flag, path in (("--plot", plot_file), ("--json", self.json_file)):
-            if path is not None and not _can_be_written(path):
+            if path is not None and not is_printed(path) and not _can_be_written(path):
                 raise StorageError(f"{path} cannot be written", "a file in a folder", f"give another with {flag}")
 
 
@@ -287,9 +301,10 @@ def run_demo(options: DemoOptions) -> int:
             above = temporary_folder("set TMPDIR to one, or name a folder with --dir")
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-", dir=above)))
         run_toml = demo_run_toml(options.total_tokens, options.shards, one_round=options.one_round)
-        _write(directory / "run.toml", run_toml, "--dir")
+        _write(directory / "run.toml", run_toml)
         processes = stack.enter_context(open_processes(directory / "logs"))
-        with open_screen(options.cast) as screen:
+        console = Console(highlight=False, stderr=any(map(is_printed, options.results)))
+        with open_screen(options.cast, console) as screen:
             swarm = _start(processes, directory, options, screen, started_s)
             try:
                 play(swarm)
@@ -299,18 +314,18 @@ def run_demo(options: DemoOptions) -> int:
                 _wait_for_last_checkpoint(swarm)
         summary = _conclude(swarm, gave_up, options.plot_file, started_s)
         if options.json_file is not None:  # before the sample, which is slow on a busy machine
-            _write(options.json_file, summary.model_dump_json(indent=2) + "\n", "--json")
+            write_output(options.json_file, summary.model_dump_json(indent=2) + "\n", "see --json")
         sample, kept = _sample(summary, swarm.cast), directory if options.directory else None
-        print_summary(summary, sample, kept, one_round=options.one_round)
+        print_summary(summary, sample, kept, console, options.cast)
     return 0 if summary.ok else 1
 
 
-def _write(path: Path, text: str, flag: str) -> None:
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf8")
     except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", f"see {flag}") from error
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", "see --dir") from error
+    write_output(path, text, "see --dir")
 
 
 def _start(processes: ProcessGroup, directory: Path, options: DemoOptions, screen: Screen, started_s: float) -> Swarm:

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from averaging.system.output_file import write_output
 from peer.demo.summary import VICTIM, Cast, DemoSummary, HostStatus, RoundRow, Seen
-from protocol.errors import StorageError
 from protocol.tables import bits, duration, in_bytes, whole
 
 SPARKS: Final = "▁▂▃▄▅▆▇█"
@@ -32,9 +32,8 @@ class Screen(Protocol):
 
 
 @contextmanager
-def open_screen(cast: Cast, console: Console | None = None) -> Iterator[Screen]:
+def open_screen(cast: Cast, console: Console) -> Iterator[Screen]:
     """A live screen on a terminal, plain lines otherwise."""
-    console = console or Console(highlight=False)
     if not console.is_terminal:
         yield _PlainScreen(console)
         return
@@ -148,8 +147,10 @@ def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
     PNG.
 
     Raises:
-        StorageError: the file cannot be written.
+        UsageError, StorageError: as `write_output`.
     """
+    import io
+
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -171,30 +172,29 @@ def plot_losses(seen: Seen, path: Path, *, title: str) -> None:
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise StorageError(f"cannot write {path} ({error.strerror})", "a writable place", "see --plot") from error
+    made = io.BytesIO()
+    figure.savefig(made, format="png")
+    write_output(path, made.getvalue(), "see --plot")
 
 
-def print_summary(summary: DemoSummary, sample: str, kept: Path | None, *, one_round: bool = False) -> None:
-    """The summary: results, a sample of the model, and broken promises. After `one_round` nothing of the killed peer and the curve."""
-    console = Console(highlight=False)
+def print_summary(summary: DemoSummary, sample: str, kept: Path | None, console: Console, cast: Cast) -> None:
+    """The summary: results, a sample of the model, and broken promises. After one round nothing of the killed peer and the curve."""
     if sample:
         console.print(Panel(Text(sample), title="Text that the model writes after this training"))
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
     back = "never" if summary.rejoin_s is None else f"after {summary.rejoin_s:.1f} s"
     waited = f", the others waited {summary.others_paused_s:.0f} s for it" if summary.others_paused_s else ""
-    rows = {"held-out loss": f"{start} -> {end} bits/byte (pair model {bits(summary.heldout_loss_pairs)})"}
+    few = "" if cast.is_loss_judged or cast.one_round else "; too few tokens to judge it"
+    rows = {"held-out loss": f"{start} -> {end} bits/byte (pair model {bits(summary.heldout_loss_pairs)}{few})"}
     rows |= {f"  {unit}": f"{bits(nats)}, on its documents" for unit, nats in summary.heldout_experts_end.items()}
     rows["rounds"] = f"{summary.rounds_committed}, members {list(summary.members_per_round)}"
-    if not one_round:
+    if not cast.one_round:
         rows["killed peer"] = f"counted again {back}{waited}"
     rows["bytes"] = f"{in_bytes(summary.bytes_up)} up, {in_bytes(summary.bytes_down)} down"
     roots = {"state roots": tuple(summary.state_roots.values()), **summary.unit_roots}
     rows |= {name: ", ".join(root[:8] or "none" for root in found) for name, found in roots.items()}
     rows["checkpoint"] = f"{summary.checkpoint_root[:8] or 'none'} {summary.checkpoint if kept else ''}"
-    rows |= ({} if one_round else {"loss curve": summary.plot}) | {"time": f"{summary.seconds:.0f} s"}
+    rows |= ({} if cast.one_round else {"loss curve": summary.plot}) | {"time": f"{summary.seconds:.0f} s"}
     if summary.failures:
         logs = f"the logs in {kept / 'logs'}" if kept else "the logs that `potluck demo --dir DIR` keeps in DIR/logs"
         rows["to do"] = f"if this machine was busy, try again when it is not; else report it, with {logs}"

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from protocol.errors import ConfigError, StorageError
+from averaging.system.output_file import is_printed, write_output
+from protocol.errors import ConfigError, UsageError
 from protocol.tables import examples
 
 if TYPE_CHECKING:
     from peer.forecast.forecast_core import Conditions
 
 _PANEL: Final = "For hosts"
+_MODEL: Final = "The model and its rounds"
+_END: Final = "The end"
+_PEERS: Final = "Peers and their links"
+_ENERGY: Final = "Energy and cost"
+_OUTPUT: Final = "Output"
 _MOST_HOURS: Final = 24.0
 _MOST_LEAVES: Final = 1000.0
 _MOST_WATTS: Final = 1e6
@@ -32,37 +38,83 @@ def add_plan_command(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PANEL, epilog=examples(*lines))(plan)
 
 
+_Values = Annotated[
+    str, typer.Option(rich_help_panel=_MODEL, help="Values of a model, as 350M or 1.2B. Its shape is found.")
+]
+_Dim = Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Width of a model, with --layers.")]
+_Layers = Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Layers of a model, with --dim.")]
+_Vocab = Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Vocabulary of such a model.")]
+_Context = Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Context of such a model, in tokens.")]
+_LocalSteps = Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Local steps of a round, without a run.toml.")]
+_BatchTokens = Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Tokens of a local step, without a run.toml.")]
+_Codec = Annotated[str, typer.Option(rich_help_panel=_MODEL, help="Codec of rounds, without a run.toml.")]
+_Tokens = Annotated[
+    str,
+    typer.Option(rich_help_panel=_END, help="Tokens to train, as 20B. Those of run.toml, or 20 a value if not given."),
+]
+_Days = Annotated[float | None, typer.Option(rich_help_panel=_END, help="Find the best model that these days allow.")]
+_Loss = Annotated[
+    float | None, typer.Option(rich_help_panel=_END, help="Find the shortest time to this loss, in nats a token.")
+]
+_Peers = Annotated[
+    str,
+    typer.Option(
+        rich_help_panel=_PEERS,
+        help="Peers, as 4xrtx3090,1x8xh100@1000/200: COUNTxCARD or COUNTxCARDSxCARD, with a link in Mbit/s. A measured speed "
+        "stands for a card, as 2x5.5tflops:90w or 3x12000tok/s.",
+    ),
+]
+_Link = Annotated[
+    str, typer.Option(rich_help_panel=_PEERS, help="Link of peers that have none of their own, Mbit/s down/up.")
+]
+_Hours = Annotated[float, typer.Option(rich_help_panel=_PEERS, help="Hours a day that a peer trains.")]
+_Churn = Annotated[
+    float, typer.Option(rich_help_panel=_PEERS, help="Times a day that a peer is gone without a goodbye.")
+]
+_Mfu = Annotated[
+    float, typer.Option(rich_help_panel=_PEERS, help="Share of its peak that a card of the table reaches.")
+]
+_MachineWatts = Annotated[
+    float, typer.Option(rich_help_panel=_ENERGY, help="Power of a peer's machine beside its cards.")
+]
+_PriceKwh = Annotated[
+    float | None, typer.Option(rich_help_panel=_ENERGY, help="Price of a kilowatt-hour, for the cost.")
+]
+_Grid = Annotated[
+    str, typer.Option(rich_help_panel=_ENERGY, help="A country's two letters, or grams of CO2 a kilowatt-hour.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print JSON for scripts.")]
+_Svg = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", rich_help_panel=_OUTPUT, help="Write time against size to this SVG file; - prints it."
+    ),
+]
+
+
 def plan(
     run_file: Annotated[Path | None, typer.Argument(help="A run.toml; or give --values, or --days or --loss.")] = None,
-    peers: Annotated[
-        str,
-        typer.Option(
-            help="Peers, as 4xrtx3090,1x8xh100@1000/200: COUNTxCARD or COUNTxCARDSxCARD, with a link in Mbit/s. A measured speed "
-            "stands for a card, as 2x5.5tflops:90w or 3x12000tok/s."
-        ),
-    ] = "",
-    values: Annotated[str, typer.Option(help="Values of a model, as 350M or 1.2B. Its shape is found.")] = "",
-    dim: Annotated[int, typer.Option(help="Width of a model, with --layers.")] = 0,
-    layers: Annotated[int, typer.Option(help="Layers of a model, with --dim.")] = 0,
-    vocab: Annotated[int, typer.Option(help="Vocabulary of such a model.")] = 32_768,
-    context: Annotated[int, typer.Option(help="Context of such a model, in tokens.")] = 1024,
-    tokens: Annotated[
-        str, typer.Option(help="Tokens to train, as 20B. Those of run.toml, or 20 a value if not given.")
-    ] = "",
-    days: Annotated[float | None, typer.Option(help="Find the best model that these days allow.")] = None,
-    loss: Annotated[float | None, typer.Option(help="Find the shortest time to this loss, in nats a token.")] = None,
-    link: Annotated[str, typer.Option(help="Link of peers that have none of their own, Mbit/s down/up.")] = "100/20",
-    hours: Annotated[float, typer.Option(help="Hours a day that a peer trains.")] = 24.0,
-    churn: Annotated[float, typer.Option(help="Times a day that a peer is gone without a goodbye.")] = 0.0,
-    local_steps: Annotated[int, typer.Option(help="Local steps of a round, without a run.toml.")] = 30,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens of a local step, without a run.toml.")] = 32_768,
-    codec: Annotated[str, typer.Option(help="Codec of rounds, without a run.toml.")] = "int8",
-    mfu: Annotated[float, typer.Option(help="Share of its peak that a card of the table reaches.")] = 0.3,
-    machine_watts: Annotated[float, typer.Option(help="Power of a peer's machine beside its cards.")] = 80.0,
-    price_kwh: Annotated[float | None, typer.Option(help="Price of a kilowatt-hour, for the cost.")] = None,
-    grid: Annotated[str, typer.Option(help="A country's two letters, or grams of CO2 a kilowatt-hour.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Write time against size to this SVG file.")] = None,
+    values: _Values = "",
+    dim: _Dim = 0,
+    layers: _Layers = 0,
+    vocab: _Vocab = 32_768,
+    context: _Context = 1024,
+    local_steps: _LocalSteps = 30,
+    batch_tokens: _BatchTokens = 32_768,
+    codec: _Codec = "int8",
+    tokens: _Tokens = "",
+    days: _Days = None,
+    loss: _Loss = None,
+    peers: _Peers = "",
+    link: _Link = "100/20",
+    hours: _Hours = 24.0,
+    churn: _Churn = 0.0,
+    mfu: _Mfu = 0.3,
+    machine_watts: _MachineWatts = 80.0,
+    price_kwh: _PriceKwh = None,
+    grid: _Grid = "",
+    as_json: _AsJson = False,
+    svg: _Svg = None,
 ) -> None:
     """Plan a run: memory, speed, rounds, traffic, days, energy and loss to expect of these peers.
 
@@ -75,6 +127,8 @@ def plan(
     from peer.forecast.shapes_core import Numbers
     from protocol.grids import grid_g_per_kwh
 
+    if as_json and is_printed(svg):
+        raise UsageError("both --json and --svg - for standard output", "one of the two", "name a file with --svg")
     ends = Ends(days, loss, _count("--tokens", tokens) if tokens else None)
     numbers = Numbers(vocab, context, local_steps, batch_tokens, codec)
     wish = Wish(run_file, _count("--values", values) if values else None, dim, layers, ends, numbers)
@@ -89,8 +143,8 @@ def plan(
     )
     answer = plan_answer(wish, peers, _checked(conditions))
     if svg is not None:
-        _write(svg, answer.svg())
-    typer.echo(json.dumps(answer.json()) if as_json else "\n".join(answer.lines()))
+        write_output(svg, answer.svg(), "choose another with --svg")
+    typer.echo(json.dumps(answer.json()) if as_json else "\n".join(answer.lines()), err=is_printed(svg))
 
 
 def _checked(conditions: Conditions) -> Conditions:
@@ -119,10 +173,3 @@ def _count(flag: str, text: str) -> int:
     if not 1 <= count <= _MOST_COUNT:
         raise ConfigError(f"{flag} {text!r}", "a count above 0", "such as 350M, 1.2B or 20_000_000")
     return round(count)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf8")
-    except OSError as error:
-        raise StorageError(f"{file} cannot be written ({error.strerror})", "a file in a writable folder") from error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log10
 from typing import Final
 
+from averaging.curves.svg_core import Sheet, svg_document
 from protocol.estimates.estimates import SECONDS_PER_DAY
 from protocol.tables import duration, least_duration, printable, short_count
 
@@ -20,6 +20,7 @@ _LEFT: Final = 80
 _RIGHT: Final = 20
 _TOP: Final = 46
 _BOTTOM: Final = 52
+_SHEET: Final = Sheet(_WIDTH, _HEIGHT, font_px=12, title_x=_LEFT, title_y=26)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def text_plot(points: Sequence[TimePoint], title: str) -> list[str]:
 
 
 def svg_plot(points: Sequence[TimePoint], title: str) -> str:
-    """A line in an SVG document, both axes logarithmic. It needs no font and nothing from outside."""
+    """A line in an SVG document, both axes logarithmic."""
     x_low, x_high = _ends([float(point.num_values) for point in points])
     y_low, y_high = _ends([point.days for point in points])
     across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -57,12 +58,7 @@ def svg_plot(points: Sequence[TimePoint], title: str) -> str:
     def y_of(days: float) -> float:
         return _TOP + down * (1.0 - (log10(days) - y_low) / (y_high - y_low))
 
-    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="26" font-size="15">{escape(printable(title))}</text>',
-    ]
+    parts = list[str]()
     for power in range(round(x_low), round(x_high) + 1):
         x = x_of(10.0**power)
         parts.append(f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_HEIGHT - _BOTTOM}" stroke="#dddddd"/>')
@@ -78,7 +74,7 @@ def svg_plot(points: Sequence[TimePoint], title: str) -> str:
     parts.append(
         f'<text x="{_LEFT + across / 2:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">values of the model</text>'
     )
-    return "\n".join((*parts, "</svg>")) + "\n"
+    return svg_document(_SHEET, title, parts)
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:

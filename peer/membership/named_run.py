@@ -36,10 +36,9 @@ def find_run(state_dir: Path, name: str) -> Path:
     if found:
         ids = ", ".join(folder.name for folder in found)
         raise ConfigError(f"{len(found)} runs are called {shown}", f"one run: {ids}", "name it by its id")
-    known = ", ".join(f"{run_name(folder) or '?'} ({folder.name})" for folder in folders) or "none"
-    raise ConfigError(
-        f"no run {shown} was joined from {state_dir}", f"one of these: {printable(known)}", "see: potluck runs"
-    )
+    known = ", ".join(f"{run_name(folder) or '?'} ({folder.name})" for folder in folders)
+    expected = f"one of these: {printable(known)}" if known else "a run that was joined"
+    raise ConfigError(f"no run {shown} was joined from {state_dir}", expected, "see: potluck runs")
 
 
 def run_name(folder: Path) -> str | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from protocol.errors import ConfigError, MachineError, StorageError, TemporaryError
+from averaging.system.output_file import write_output
+from protocol.errors import ConfigError, MachineError, TemporaryError
 from protocol.tables import examples, several
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def profile(
         typer.echo(summary.model_dump_json())
         return
     picture = profile_folder(folder) / _MEMORY_FILE
-    _write(picture, memory_picture(summary))
+    write_output(picture, memory_picture(summary))
     typer.echo("\n".join(profile_lines(summary)))
     trace = (
         f"trace     {trace_path(folder)}" if summary.trace_bytes else "trace     left out: it is too large for a viewer"
@@ -110,10 +111,3 @@ def _check_trains(state_dir: Path) -> None:
             "a peer that trains",
             "a helper only reduces; a joining peer trains later",
         )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf8")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable folder") from error

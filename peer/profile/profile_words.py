@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Final
 
+from averaging.curves.svg_core import Sheet, svg_document, svg_text
 from peer.training.profiling.kernels_core import limit_words
 from peer.training.profiling.profile_summary import MemoryPart, ProfileSummary
 from protocol.tables import in_bytes, printable, several, shortened, whole
@@ -38,23 +38,19 @@ def profile_lines(summary: ProfileSummary) -> list[str]:
 
 
 def memory_picture(summary: ProfileSummary) -> str:
-    """Bars in an SVG document, one for each kind of memory. It needs no font and nothing from outside."""
+    """Bars in an SVG document, one for each kind of memory."""
     parts, most = summary.memory, max((part.num_bytes for part in summary.memory), default=1) or 1
     height, room = _TOP + _ROW * len(parts) + 12, _WIDTH - _LABEL - _VALUE - 20
-    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    rows = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="12" y="28" font-size="15">memory of training on {escape(printable(summary.device))}</text>',
-    ]
+    rows = list[str]()
     for number, part in enumerate(parts):
         y, length = _TOP + _ROW * number, max(1.0, room * part.num_bytes / most)
         colour = _COLOURS[number % len(_COLOURS)]
-        rows.append(f'<text x="12" y="{y + 16}">{escape(printable(part.kind))}</text>')
+        rows.append(f'<text x="12" y="{y + 16}">{svg_text(part.kind)}</text>')
         rows.append(f'<rect x="{_LABEL}" y="{y}" width="{length:.1f}" height="22" fill="{colour}"/>')
         told = f"{in_bytes(part.num_bytes)}, {part.place}"
-        rows.append(f'<text x="{_LABEL + length + 8:.1f}" y="{y + 16}">{escape(printable(told))}</text>')
-    return "\n".join((*rows, "</svg>")) + "\n"
+        rows.append(f'<text x="{_LABEL + length + 8:.1f}" y="{y + 16}">{svg_text(told)}</text>')
+    sheet = Sheet(_WIDTH, height, font_px=13, title_x=12, title_y=28)
+    return svg_document(sheet, f"memory of training on {summary.device}", rows)
 
 
 def _work(summary: ProfileSummary) -> str:

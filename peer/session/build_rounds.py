@@ -14,10 +14,10 @@ from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.file_storage import FileStorage
 from peer.session.build import round_config, unit_shapes
-from peer.session.leaving import linger
+from peer.session.leaving import LINGER_S, linger
 from peer.session.session import JoinedSession
 from peer.status.round_progress import all_have
-from peer.status.status_text import RUN_IS_COMPLETE, run_is_over
+from peer.status.status_text import run_is_over, staying
 from peer.training.mode_rules import mixing_of
 from protocol.rounds.state import OpenRound
 
@@ -60,18 +60,30 @@ def peer_rounds(joined: JoinedSession, follower: SpineFollower | None = None) ->
 
 
 async def finish(joined: JoinedSession, service: RoundService) -> None:
-    """Stay after the run's end until every live peer has the last commit and the host has its checkpoint."""
+    """Stay after the run's end until every live peer has the last commit and the host has its checkpoint. The reason tells the owner
+    who is waited for.
+    """
     board, reporter = joined.life.board, joined.reporter
-    board.say("finished", f"{RUN_IS_COMPLETE}; staying until everybody has the last commit")
+    is_host_here, num_returns = True, 0
+
+    def say() -> None:
+        board.say("finished", staying(is_host_here=is_host_here, has_host_all=has_host_all(), most_s=LINGER_S))
 
     def has_host_all() -> bool:
         return reporter.last_reply is not None and reporter.last_reply.is_final_checkpoint_written
 
     async def does_everybody_have_all() -> bool:
-        await reporter.report_once()
-        return has_host_all() and all_have(service.state, service.chain.head.index)
+        nonlocal is_host_here, num_returns
+        was_here, is_host_here = is_host_here, await reporter.report_once()
+        num_returns += is_host_here and not was_here
+        have_all = has_host_all() and all_have(service.state, service.chain.head.index)
+        if not have_all:
+            say()
+        return have_all
 
-    await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
+    say()
+    # A host that comes back needs time to fetch the last state from us.
+    await linger(does_everybody_have_all, lambda: (joined.network.traffic().bulk_bytes_up, num_returns))
     board.say("finished", run_is_over(_model_command(joined), has_host_all=has_host_all()))
 
 

@@ -51,7 +51,7 @@ class Departure:
 
 
 LINGER_S: Final = 30.0
-"""How long a peer stays after the last commit, or after the last byte served, while some peers may not have everything."""
+"""How long a peer stays after the last commit, the last byte served or the host's return, while others may not have everything."""
 
 MOST_LINGER_S: Final = 3600.0
 """Upper bound on lingering, however much is served. A volunteer's machine must be free again."""
@@ -60,19 +60,19 @@ SETTLE_DOWN_S: Final = 3.0
 LOOK_EVERY_S: Final = 0.5
 
 
-async def linger(does_everybody_have_all: Callable[[], Awaitable[bool]], bytes_given: Callable[[], int]) -> None:
-    """Stay until every peer has everything, or until nothing was served for `LINGER_S`.
+async def linger(does_everybody_have_all: Callable[[], Awaitable[bool]], signs: Callable[[], object]) -> None:
+    """Stay until everybody has everything, or until nobody gave a sign for `LINGER_S`.
 
     Args:
-        bytes_given: bytes of results and states served by this process. While it grows, another peer still needs us.
+        signs: changes with every sign that another still needs us, such as the bytes that this process has served.
     """
     most_s = trio.current_time() + MOST_LINGER_S
     with trio.move_on_after(LINGER_S) as staying:
         await trio.sleep(SETTLE_DOWN_S)
-        given = bytes_given()
+        seen = signs()
         while not await does_everybody_have_all():
-            if bytes_given() > given:
-                given = bytes_given()
+            if signs() != seen:
+                seen = signs()
                 staying.deadline = min(most_s, trio.current_time() + LINGER_S)
             await trio.sleep(LOOK_EVERY_S)
 

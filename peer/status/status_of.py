@@ -175,9 +175,9 @@ def _shown_state(board: StatusBoard, updates: dict[str, object], lanes: LaneStat
 
 
 def _offline(sources: Sources) -> str:
-    """That nobody answers, in one sentence; empty while the host or a peer does, and before there are rounds."""
+    """That nobody answers, in one sentence; empty while the host or a peer does, and before and after the rounds of the run."""
     service, roster = sources.service, sources.roster
-    if service is None or roster is None:
+    if service is None or roster is None or sources.board.state == "finished":
         return ""
     now_s = sources.board.clock.monotonic_s()
     here = [view for view in service.state.peers.values() if not view.left]

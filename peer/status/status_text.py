@@ -15,6 +15,21 @@ RUN_IS_COMPLETE: Final = "the run is complete"
 """How the reason of a peer that is finished begins."""
 
 
+def staying(*, is_host_here: bool, has_host_all: bool, most_s: float) -> str:
+    """The reason of a peer that stays after the last commit of a run.
+
+    Args:
+        is_host_here: whether the host answers.
+        has_host_all: whether it has written the last checkpoint.
+        most_s: how long the peer stays while it gives nothing to anybody, in seconds.
+    """
+    if has_host_all:
+        return f"{RUN_IS_COMPLETE}; staying until everybody has the last commit"
+    if is_host_here:
+        return f"{RUN_IS_COMPLETE}; staying until the host has the last checkpoint"
+    return f"{RUN_IS_COMPLETE}; staying for {duration(most_s)} for the host, which does not answer"
+
+
 def run_is_over(model_command: str, *, has_host_all: bool) -> str:
     """The reason of a peer that leaves a complete run. A host that was away would wait for the last rounds without its help.
 

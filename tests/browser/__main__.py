@@ -98,6 +98,16 @@ LONG: Final = (
 )
 """Cells of the peers' table with a sentence instead of a word."""
 
+ALIKE: Final = """now.peers.slice(0, FEW_HUES / 2).flatMap((one, i, all) => all.slice(0, i).filter(other => {
+  const apart = Math.abs(hueOf(one.peer) - hueOf(other.peer));
+  return Math.min(apart, 360 - apart) < NEAR_HUE;
+}).map(other => `${one.name} and ${other.name}`))"""
+"""Peers whose colours cannot be told apart though there are few."""
+
+UNSTYLED: Final = """Array.from(document.querySelectorAll(".scroll td.n"), cell => getComputedStyle(cell).textAlign)
+  .filter(side => side !== "right").length"""
+"""Numbers of tables that are not aligned."""
+
 EMPTY: Final = """Object.entries(charts).flatMap(([id, u]) =>
   Array.from(u.root.querySelectorAll(".u-series")).filter(row => !row.querySelector(".u-value").innerText.trim())
     .map(row => `${id}: ${row.innerText}`))"""
@@ -111,6 +121,9 @@ def read(page: Page, name: str) -> list[str]:
     wrong = [f"{name}: labels without room in {chart}" for chart in page.evaluate(NARROW)]
     wrong += [f"{name}: a sentence in the peers' table: {text}" for text in page.evaluate(LONG)]
     wrong += [f"{name}: no value in the legend of {curve}" for curve in page.evaluate(EMPTY)]
+    wrong += [f"{name}: the colours of {pair} are alike" for pair in page.evaluate(ALIKE)]
+    if loose := page.evaluate(UNSTYLED):
+        wrong.append(f"{name}: {loose} numbers of tables are not aligned")
     if name.startswith("away"):
         speeds = page.evaluate("charts.speed.data[1]")
         if not speeds or max(abs(speed / TRUE_SPEED - 1) for speed in speeds) > 0.05:

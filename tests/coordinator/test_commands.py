@@ -56,6 +56,17 @@ def test_init_writes_a_run_file_that_works_and_never_overwrites(tmp_path: Path) 
         init_run(path)
 
 
+def test_init_prints_the_run_file_for_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    init_run(Path("-"))
+    printed = capfd.readouterr().out
+    init_run(Path("run.toml"))
+    assert printed == Path("run.toml").read_text(encoding="utf8")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
 def test_init_writes_the_kind_of_run_that_is_asked_for_and_nothing_for_one_that_there_is_not(tmp_path: Path) -> None:
     init_run(tmp_path / "stages.toml", "pipeline")
     assert load_run_config(tmp_path / "stages.toml").run.shards == "pipeline"

@@ -34,9 +34,7 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
     reported = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs}"
     assert summary_file.exists(), reported
     summary = json.loads(summary_file.read_text())
-    # So few tokens train no model worth its name: of the demo's promises, those on loss are left to `make demo`.
-    broken = [failure for failure in summary["failures"] if "held-out" not in failure]
-    assert broken == [], reported
+    assert (summary["ok"], summary["failures"]) == (True, []), reported
     assert len(set(summary["state_roots"].values())) == 1
     assert len(summary["state_roots"]) == 3
     assert summary["checkpoint_root"] in summary["state_roots"].values()

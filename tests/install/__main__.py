@@ -23,7 +23,7 @@ from tests.install.debian import SUITES, try_debian
 from tests.install.floors import FLOORS_PYTHON, try_floors
 from tests.install.images import TARGETS, try_images
 from tests.install.release import build_release
-from tests.install.running import Failed, Sources, say
+from tests.install.running import Failed, Sources, result, say
 from tests.install.wheels import PYTHONS, try_wheels
 
 
@@ -37,9 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problems = _check(given, folder)
     except Failed as error:
         problems = [str(error)]
-    for problem in problems:
-        say(f"FAILED: {problem}")
-    say("not ok" if problems else "ok")
+    say(*(f"FAILED: {problem}" for problem in problems), result(given.check, problems))
     return 1 if problems else 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from protocol.tables import several
 from tests.install.running import (
     INSTALL_LIMIT_S,
     ROOT,
@@ -134,6 +135,7 @@ def try_floors(folder: Path, python: str, sources: Sources) -> list[str]:
         say(f"== {resolution}")
         try:
             pins = _resolved(folder, interpreter, resolution, sources)
+            say(f"  installing {several(len(pins_of(pins.read_text())), 'package')}")
             if resolution == "lowest-direct":
                 problems += not_at_its_floor(declared, pins_of(pins.read_text()), {"torch"} if sources.torch else ())
             problems += _tried(folder / resolution, interpreter, pins, sources)
@@ -143,6 +145,7 @@ def try_floors(folder: Path, python: str, sources: Sources) -> list[str]:
         say(f"torch was {sources.torch}, not the one that the range has; floors.txt is left as it is")
     elif not problems:
         TRIED.write_text("".join(f"{name}=={release}\n" for name, release in declared.items()), encoding="ascii")
+        say(f"{TRIED.name} has the {several(len(declared), 'lower bound')} that were tried")
     return problems
 
 
@@ -177,6 +180,7 @@ def _tried(folder: Path, interpreter: Path, pins: Path, sources: Sources) -> lis
             environment=environment,
             log=folder / "extras.log",
         )
+        say("  running the tests")
         said = run(pytest, environment=environment, limit_s=INSTALL_LIMIT_S, log=folder / "pytest.log")
         say(f"  {said.strip().splitlines()[-1]}")
     except Failed as error:

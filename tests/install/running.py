@@ -9,7 +9,9 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from protocol.tables import several
 
 ROOT: Final = Path(__file__).parents[2]
 INSTALL_LIMIT_S: Final = 3600.0
@@ -19,7 +21,7 @@ TOO_MUCH: Final = ("cc", "gcc", "clang", "c++", "git", "make")
 """Programs that an installation must not need."""
 
 _ALL_HELP: Final = """
-import contextlib, io, json, typer, potluck
+import contextlib, io, typer, potluck
 program, found = typer.main.get_command(potluck.app), {}
 def walk(command, words):
     said = io.StringIO()
@@ -29,12 +31,12 @@ def walk(command, words):
     for name, child in (getattr(command, "commands", None) or {}).items():
         walk(child, [*words, name])
 walk(program, [])
-print(json.dumps(found))
+answer(found)
 """
 
 
 _ALL_MODULES: Final = """
-import importlib, importlib.util, json, pkgutil, sys
+import importlib, importlib.util, pkgutil, sys
 found = {}
 for room in ("protocol", "averaging", "peer", "coordinator"):
     for module in pkgutil.walk_packages(importlib.import_module(room).__path__, room + "."):
@@ -44,8 +46,16 @@ for room in ("protocol", "averaging", "peer", "coordinator"):
                 found[module.name] = ""
             except ImportError as error:
                 found[module.name] = str(error)
-print("\\n" + json.dumps(found))
+answer(found)
 """
+
+_ANSWER: Final = "answer of the check: "
+_ANSWERS: Final = f"""
+def answer(value):
+    import json
+    print("\\n{_ANSWER}" + json.dumps(value), flush=True)
+"""
+"""Before a script: its answer is a line of its own, whatever packages print while they are loaded and at the end."""
 
 
 class Failed(Exception):
@@ -73,6 +83,11 @@ def say(*lines: str) -> None:
     """Print lines at once, for a check takes long."""
     for line in lines:
         print(line, flush=True)
+
+
+def result(check: str, problems: Sequence[str]) -> str:
+    """The last line of a check."""
+    return f"{check}: {several(len(problems), 'problem')}, not ok" if problems else f"{check}: ok"
 
 
 def run(
@@ -166,10 +181,22 @@ def bare(python: Path, home: Path) -> dict[str, str]:
     return {**kept, "PATH": str(folder), "HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
 
 
+def answer_of(python: Path, script: str, environment: Mapping[str, str]) -> Any:
+    """The JSON value that a script gives to `answer` in an environment.
+
+    Raises:
+        Failed: it gave none.
+    """
+    said = run([python, "-P", "-c", _ANSWERS + script], cwd=python.parent, environment=environment)
+    lines = [line for line in said.splitlines() if line.startswith(_ANSWER)]
+    if not lines:
+        raise Failed(f"{python}: a script of the check gave no answer\n    {said[-500:]}")
+    return json.loads(lines[-1].removeprefix(_ANSWER))
+
+
 def broken_imports(python: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """One sentence for each module of Potluck that cannot be imported. The daemons load most of them only when they run."""
-    last = run([python, "-P", "-c", _ALL_MODULES], cwd=python.parent, environment=environment).strip().splitlines()[-1]
-    said: dict[str, str] = json.loads(last)
+    said: dict[str, str] = answer_of(python, _ALL_MODULES, environment)
     yield from (f"import {module}: {problem}" for module, problem in said.items() if problem)
     say(f"  imported {len(said)} modules")
 
@@ -181,7 +208,7 @@ def broken_command_line(python: Path, environment: Mapping[str, str]) -> Iterato
         said = run([potluck, word], cwd=python.parent, environment=environment)
         if expected not in said:
             yield f"potluck {word} says: {said[:200]}"
-    helps: dict[str, str] = json.loads(run([python, "-P", "-c", _ALL_HELP], cwd=python.parent, environment=environment))
+    helps: dict[str, str] = answer_of(python, _ALL_HELP, environment)
     yield from (
         f"potluck {words} --help shows no usage" for words, said in helps.items() if "Usage: potluck" not in said
     )

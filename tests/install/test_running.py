@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.running import COMMAND_LIMIT_S, Failed, bare, broken_imports, of_pyenv, run
+from tests.install.running import COMMAND_LIMIT_S, Failed, answer_of, bare, broken_imports, of_pyenv, result, run
 
 
 def test_command_that_fails_is_told_with_the_end_of_what_it_said(tmp_path: Path) -> None:
@@ -64,3 +64,16 @@ def test_module_that_needs_a_newer_release_is_told_by_its_name(tmp_path: Path) -
     (tmp_path / "peer" / "daemon.py").write_text("")
     (said,) = broken_imports(Path(sys.executable), {"PYTHONPATH": str(tmp_path)})
     assert said.startswith("import peer.worker: cannot import name 'what_a_newer_release_has'")
+
+
+def test_answer_of_a_script_is_found_among_what_packages_print() -> None:
+    script = "import atexit; atexit.register(print, 'leaked function'); print('a warning'); answer({'a': 1})"
+    assert answer_of(Path(sys.executable), script, {}) == {"a": 1}
+    with pytest.raises(Failed, match="gave no answer"):
+        answer_of(Path(sys.executable), "print('{}')", {})
+
+
+def test_last_line_of_a_check_names_it_and_says_whether_all_is_well() -> None:
+    assert result("floors", []) == "floors: ok"
+    assert result("floors", ["x"]) == "floors: 1 problem, not ok"
+    assert result("wheels", ["x", "y"]) == "wheels: 2 problems, not ok"

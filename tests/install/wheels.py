@@ -16,6 +16,7 @@ from tests.install.running import (
     INSTALL_LIMIT_S,
     Failed,
     Sources,
+    answer_of,
     bare,
     broken_command_line,
     find_python,
@@ -32,10 +33,9 @@ DOCTOR_TRIES: Final = 3
 """On a busy machine the first import of torch may take longer than doctor waits for it."""
 
 _INSTALLED: Final = """
-import json
 from importlib.metadata import files
 from averaging.codecs.compiled import problem
-print(json.dumps({"files": [str(path) for path in files("potluck-train")], "codecs": problem()}))
+answer({"files": [str(path) for path in files("potluck-train")], "codecs": problem()})
 """
 
 
@@ -102,7 +102,7 @@ def _trial(folder: Path, interpreter: Path, archive: Path, sources: Sources, ins
 
 def _installed(python: Path, environment: Mapping[str, str], *, is_compiled: bool) -> Iterator[str]:
     """Look at the installed files, and at the words of `doctor` on the codecs."""
-    found = json.loads(run([python, "-P", "-c", _INSTALLED], cwd=python.parent, environment=environment))
+    found = answer_of(python, _INSTALLED, environment)
     names = [name for name in found["files"] if not name.startswith("..") and "__pycache__" not in name]
     yield from (p for p in problems_of("installed", names) if p.startswith("tests"))
     if (not found["codecs"]) != is_compiled:

@@ -11,7 +11,17 @@ function colour(name) {
   return found;
 }
 const hue = text => { let h = 0; for (const c of text) h = (h * 31 + c.charCodeAt(0)) % 360; return h; };
-const shade = (peer, share) => `hsl(${hue(peer)} 60% 52% / ${0.25 + 0.75 * Math.min(1, share)})`;
+// A peer's hue follows from its id. While they are few, one that is too near to another's on this page moves on.
+const NEAR_HUE = 25, FEW_HUES = Math.floor(360 / NEAR_HUE), hues = new Map();
+function hueOf(peer) {
+  if (hues.has(peer)) return hues.get(peer);
+  let found = hue(peer);
+  const apart = other => Math.min(Math.abs(found - other), 360 - Math.abs(found - other));
+  for (let i = 0; i < FEW_HUES && hues.size < FEW_HUES && [...hues.values()].some(other => apart(other) < NEAR_HUE); i += 1) found = (found + 47) % 360;
+  hues.set(peer, found);
+  return found;
+}
+const shade = (peer, share) => `hsl(${hueOf(peer)} 60% 52% / ${0.25 + 0.75 * Math.min(1, share)})`;
 
 const charts = {};
 

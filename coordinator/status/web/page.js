@@ -214,11 +214,12 @@ function peers() {
 }
 
 function peerRows(rows) {
-  const heads = [["peer"], ["team", "x"], ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
+  const hasTeams = rows.some(p => p.team);
+  const heads = [["peer"], ...(hasTeams ? [["team", "x"]] : []), ["state"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
     ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
   table("peers", heads, rows.map(p => {
     const who = make("span"), dot = make("i", null, "dot");
-    dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
+    dot.style.background = `hsl(${hueOf(p.peer)} 60% 52%)`;
     who.append(dot, p.name);
     if (p.nickname) who.append(" (", make("bdi", p.nickname), ")");
     who.title = p.peer;
@@ -229,7 +230,7 @@ function peerRows(rows) {
       part.title = "share of its newest work that disagreed with most others' and neither moved the model nor counts";
       state.append(part);
     }
-    return [who, make("bdi", p.team || ""), state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
+    return [who, ...(hasTeams ? [make("bdi", p.team || "")] : []), state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
       p.loss == null ? "" : bits(p.loss).toFixed(3), reach(p), p.version, p.bytes_up == null ? "" : inBytes(p.bytes_up),
       p.bytes_down == null ? "" : inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), p.last_seen_s == null ? "" : span(p.last_seen_s),
       p.state_root.slice(0, 8)];
@@ -275,7 +276,7 @@ function speedOf(unit) {
 
 function experts() {
   const units = now.units || [], by = names();
-  const heads = [[areStages() ? "stage" : "expert"], [areStages() ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"],
+  const heads = [[areStages() ? "stage" : "expert"], [areStages() ? "replicas" : "holders", "w"], ["rounds", "n x"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"],
     ...(areStages() ? [["serve", "n x"], ["spare", "n x"], ["tokens/s", "n"], ["could do", "n"], ["", "w"]] : [["bits per byte", "n"]])];
   const moved = now.unit_bytes || {}, bytesOf = (unit, way) => unit in moved ? inBytes(moved[unit][way]) : "";
   const shared = "trunk" in moved ? [["trunk", "everybody", String(now.index), "", bytesOf("trunk", "bytes_up"), bytesOf("trunk", "bytes_down"), ""]] : [];

@@ -35,6 +35,17 @@ def test_a_csv_has_a_line_a_round_and_nothing_for_the_unknown(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_csv_is_printed_for_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(CURVE, Path("-"))
+    printed = capfd.readouterr().out
+    write_csv(CURVE, Path("curves.csv"))
+    assert printed.splitlines() == Path("curves.csv").read_text(encoding="utf8").splitlines()
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.csv"]
+
+
 def test_a_csv_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         write_csv(CURVE, tmp_path / "none" / "curves.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -41,6 +42,16 @@ def test_newest_logs_are_taken_whatever_bytes_they_hold(tmp_path: Path) -> None:
 def test_variables_whose_names_say_so_are_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2hunter2")
     assert b"hunter2hunter2" in secrets_of_environment()
+
+
+def test_zip_goes_through_a_pipe_for_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_zip(Path("-"), {"a/b.txt": "text"})
+    with zipfile.ZipFile(io.BytesIO(capfdbinary.readouterr().out)) as archive:
+        assert archive.read("a/b.txt") == b"text"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_zip_is_private_whole_and_never_overwrites(tmp_path: Path) -> None:

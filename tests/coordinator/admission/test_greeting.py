@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.admission.addresses import HostAddresses
-from coordinator.admission.greeting import address_lines, invite_lines
+from coordinator.admission.greeting import address_lines, complete_lines, invite_lines
 from coordinator.admission.invites import IssuedInvite
 from coordinator.run.start_command import StartCommand
 
@@ -27,3 +27,9 @@ def test_invite_of_a_local_network_is_followed_by_the_command_that_opens_it_to_o
     assert "    potluck join potluck1:abc" in text
     assert "potluck host mine.toml --announce-host YOUR_ADDRESS --grpc-port 4600 --p2p-port 4601" in text
     assert "forward TCP 4600 to 4602 on the router" in text
+
+
+def test_complete_run_has_no_invite_and_says_where_its_last_checkpoint_comes_from_if_it_is_missing() -> None:
+    (line,) = complete_lines(has_last_checkpoint=True)
+    assert "no invite" in line
+    assert "potluck join" in complete_lines(has_last_checkpoint=False)[-1]

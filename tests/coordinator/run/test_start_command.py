@@ -8,7 +8,14 @@ import pytest
 
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.run.hosted_folder import fetch_status
-from coordinator.run.start_command import COMMAND_FILE, UNKNOWN, last_command, remember_command, start_command
+from coordinator.run.start_command import (
+    COMMAND_FILE,
+    UNKNOWN,
+    closing_words,
+    last_command,
+    remember_command,
+    start_command,
+)
 from protocol.errors import UnreachableError
 
 
@@ -47,3 +54,12 @@ def test_status_names_the_run_file_that_the_host_was_started_with(tmp_path: Path
         UnreachableError, match=r"start it with: potluck host /srv/mine\.toml --listen-host 127\.0\.0\.1"
     ):
         fetch_status(tmp_path)
+
+
+def test_host_that_closes_says_that_peers_train_on_only_while_they_do() -> None:
+    assert closing_words(UNKNOWN, is_over=False) == (
+        "closed; peers train on without the host. Go on with: potluck host run.toml"
+    )
+    assert closing_words(UNKNOWN, is_over=True) == (
+        "closed; the run is complete. To serve its page and its model again: potluck host run.toml"
+    )

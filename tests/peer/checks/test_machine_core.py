@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from peer.checks import machine_core
 from peer.checks.machine_core import (
     DISK_LEAST_BYTES,
     GIB,
@@ -47,6 +50,22 @@ FINE = Readings(
     versions=Versions("0.1.0", 1, "3.11.7", "2.9.0", "1.1.12"),
 )
 LARGE = 1_000_000_000
+
+
+def _names() -> set[str]:
+    """The names of all findings that `potluck doctor` knows, read from the source."""
+    found = set()
+    for path in Path(machine_core.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+            match node:
+                case ast.Call(func=ast.Name("Finding"), args=[ast.Constant(str(name)), *_]):
+                    found.add(name)
+                case ast.Assign(targets=[ast.Name("name")], value=value):
+                    found |= {each.value for each in ast.walk(value) if isinstance(each, ast.Constant)}
+    return {str(name) for name in found}
+
+
+NAMES = sorted(_names())
 
 
 def find(readings: Readings, name: str) -> Finding:
@@ -245,7 +264,7 @@ def test_worst_of_all_counts() -> None:
 
 def test_report_is_one_aligned_line_a_finding() -> None:
     rows = (Finding("gpu", Level.OK, "a card"), Finding("open files", Level.FAIL, "up to 9", "ulimit -n 1024"))
-    assert report_lines(rows) == ["ok    gpu         a card", "fail  open files  up to 9; ulimit -n 1024"]
+    assert report_lines(rows) == ["ok    gpu           a card", "fail  open files    up to 9; ulimit -n 1024"]
     assert report_lines(()) == []
 
 
@@ -292,6 +311,10 @@ def test_attention_by_plain_products_on_an_amd_card_is_a_warning() -> None:
     assert "square of the context" in found.found
 
 
-def test_a_long_name_moves_the_column_of_all_findings() -> None:
-    rows = (Finding("gpu", Level.OK, "a card"), Finding("host's peers", Level.OK, "answers"))
-    assert report_lines(rows) == ["ok    gpu           a card", "ok    host's peers  answers"]
+@pytest.mark.parametrize("alone", NAMES)
+def test_finding_that_is_printed_alone_stands_in_the_columns_of_all_others(alone: str) -> None:
+    """The machine's part of the report is printed before the host has answered."""
+    assert {"gpu", "bulk", "host's data", "bandwidth"} <= set(NAMES)
+    table = report_lines([Finding(name, Level.OK, "found") for name in NAMES])
+    (line,) = report_lines([Finding(alone, Level.WARN, "found")])
+    assert {row.index("found") for row in table} == {line.index("found")}

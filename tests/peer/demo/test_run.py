@@ -21,6 +21,7 @@ from peer.demo.run import (
     CHECKPOINT_MANIFEST,
     FEWEST_ROUNDS,
     MAX_TOKENS,
+    USUAL_TOKENS,
     DemoOptions,
     demo_run_toml,
     read_json,
@@ -74,6 +75,19 @@ def test_few_tokens_are_as_many_rounds_but_none_has_less_than_a_step_of_each_pee
 
 def _options(folder: Path) -> DemoOptions:
     return DemoOptions(None, None, folder / "plot.png", 1000, 900.0)
+
+
+def test_only_a_demo_of_the_usual_tokens_promises_a_loss(tmp_path: Path) -> None:
+    few, usual = _options(tmp_path), replace(_options(tmp_path), total_tokens=USUAL_TOKENS)
+    assert (few.cast.is_loss_judged, usual.cast.is_loss_judged) == (False, True)
+
+
+def test_results_on_standard_output_may_not_be_two(tmp_path: Path) -> None:
+    both = replace(_options(tmp_path), json_file=Path("-"), plot_file=Path("-"))
+    with pytest.raises(ConfigError, match="give another with --plot"):
+        both.check()
+    replace(both, one_round=True).check()
+    replace(both, plot_file=tmp_path / "plot.png").check()
 
 
 def test_usual_options_are_fine_and_nothing_is_written(tmp_path: Path) -> None:

@@ -76,7 +76,9 @@ def _reported(**update: object) -> DemoSummary:
 def test_failed_demo_says_what_to_do_and_where_the_logs_are(
     kept: Path | None, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_summary(_reported(failures=("not finished within 9 s [red]",)), "", kept)
+    print_summary(
+        _reported(failures=("not finished within 9 s [red]",)), "", kept, Console(highlight=False), CASTS["data"]
+    )
     said = capsys.readouterr().out
     assert "FAILED: not finished within 9 s [red]" in said
     assert where in said
@@ -84,7 +86,13 @@ def test_failed_demo_says_what_to_do_and_where_the_logs_are(
 
 
 def test_last_words_tell_loss_bytes_and_how_long_the_others_waited(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary(_reported(ok=True, rejoin_s=31.5, others_paused_s=22.4), "def main(", None)
+    print_summary(
+        _reported(ok=True, rejoin_s=31.5, others_paused_s=22.4),
+        "def main(",
+        None,
+        Console(highlight=False),
+        CASTS["data"],
+    )
     said = capsys.readouterr().out
     for part in (
         "Text that the model writes",

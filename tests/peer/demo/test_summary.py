@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_summary_has_every_documented_key() -> None:
         "others_paused_s", "bytes_up", "bytes_down", "checkpoint", "checkpoint_root", "plot", "seconds",
     }  # fmt: skip
     assert documented == set(DemoSummary.model_fields)
+
+
+def test_loss_of_a_run_of_few_tokens_is_not_judged_and_all_else_is() -> None:
+    few = replace(CASTS["data"], is_loss_judged=False)
+    reported = _reported(sight((round_row(1),), (5.6, 5.4)))
+    assert _broken(reported, few) == []
+    assert len(_broken(reported.model_copy(update={"rejoin_s": None}), few, went_on=False)) == 2
 
 
 @pytest.mark.parametrize(

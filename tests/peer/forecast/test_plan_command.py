@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from peer.forecast.plan_command import add_plan_command
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, UsageError
 
 
 def _run(*words: str) -> str:
@@ -18,7 +19,7 @@ def _run(*words: str) -> str:
     result = CliRunner().invoke(app, ["plan", *words], catch_exceptions=True)
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 def test_the_command_prints_a_plan_and_writes_its_picture(tmp_path: Path) -> None:
@@ -26,6 +27,34 @@ def test_the_command_prints_a_plan_and_writes_its_picture(tmp_path: Path) -> Non
     output = _run("--values", "350M", "--peers", "2xrtx4090", "--grid", "fr", "--svg", str(file))
     assert "kg of CO2 at 44 g a kWh" in output
     assert file.read_text().startswith("<svg")
+
+
+def test_picture_on_standard_output_is_alone_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("--values", "350M", "--peers", "2xrtx4090")
+    output = _run(*given, "--svg", "-")
+    ElementTree.fromstring(output)
+    _run(*given, "--svg", "plan.svg")
+    assert output == Path("plan.svg").read_text(encoding="utf8")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.svg"]
+
+
+def test_json_and_picture_are_not_both_printed() -> None:
+    with pytest.raises(UsageError, match="name a file with --svg"):
+        _run("--values", "350M", "--peers", "2xrtx4090", "--svg", "-", "--json")
+
+
+def test_help_groups_the_options_by_what_they_are_about() -> None:
+    panels = [line.strip("╭─╮ ") for line in _run("--help").splitlines() if line.startswith("╭")]
+    assert panels == [
+        "Arguments",
+        "Options",
+        "The model and its rounds",
+        "The end",
+        "Peers and their links",
+        "Energy and cost",
+        "Output",
+    ]
 
 
 def test_json_is_one_document() -> None:

@@ -29,6 +29,8 @@ def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(tmp_path: Pat
         find_run(tmp_path, "other")
     with pytest.raises(ConfigError, match="no run was joined from"):
         find_run(tmp_path / "elsewhere", "")
+    with pytest.raises(ConfigError, match="expected a run that was joined; see: potluck runs"):
+        find_run(tmp_path / "elsewhere", "other")
 
 
 def test_of_two_runs_of_one_name_the_id_is_asked_for(tmp_path: Path) -> None:

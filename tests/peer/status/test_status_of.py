@@ -245,6 +245,32 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
     assert status_of(sources).is_sound
 
 
+async def test_nobody_answers_is_told_while_the_run_lasts_and_not_once_it_is_complete(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    seat = table.live()[0]
+    clock = VirtualClock()
+    sources = Sources(StatusBoard(seat.peer, clock, 0.0), roster=_roster(clock, 30))
+    chain = SimpleNamespace(
+        links=(),
+        head=seat.head,
+        root=bytes(32),
+        rooted=seat.head.commit,
+        disk_bound_bytes=0,
+        is_sound=True,
+        tools=TOOLS,
+    )
+    state = replace(seat.state, open=OpenRound())
+    sources.service = SimpleNamespace(unit=UNIT, chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
+    await trio.sleep(3600.0)
+    sources.board.say("training", "training")
+    assert "trains on" in status_of(sources).offline
+    sources.board.say("finished", "the run is complete")
+    assert status_of(sources).offline == ""
+
+
 async def test_who_disagrees_with_the_others_for_many_rounds_is_told_so(autojump_clock: trio.testing.MockClock) -> None:
     table = Table(3)
     table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))

@@ -52,6 +52,15 @@ def test_a_peer_without_a_finished_round_says_so_and_leaves_no_file(
     assert not (tmp_path / "round.json").exists()
 
 
+def test_trace_is_printed_for_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_trace(tmp_path, Path("-")).startswith("standard output has 2 spans")
+    assert "traceEvents" in json.loads(capfd.readouterr().out)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         write_trace(tmp_path, tmp_path / "nowhere" / "round.json")
