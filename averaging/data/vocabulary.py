@@ -143,13 +143,11 @@ class FileTokenizer:
 
     def decode(self, tokens: Tokens) -> str:
         """Decode tokens. End marks become line breaks."""
-        pieces: list[list[int]] = [[]]
-        for token in tokens.tolist():
-            if token == self.end:
-                pieces.append([])
-            else:
-                pieces[-1].append(token)
-        return "\n".join(str(self._rules.decode(piece, skip_special_tokens=False)) for piece in pieces)
+        pieces, begin = list[str](), 0
+        for end in (*np.flatnonzero(tokens == self.end).tolist(), len(tokens)):
+            pieces.append(str(self._rules.decode(tokens[begin:end].tolist(), skip_special_tokens=False)))
+            begin = end + 1
+        return "\n".join(pieces)
 
 
 def _in_letters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

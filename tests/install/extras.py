@@ -1,4 +1,7 @@
-"""`python -m tests.install.extras FOLDER [EXTRA ...]`: extras do their work once with the package itself; tests have a stand-in."""
+"""`python -m tests.install.extras FOLDER [EXTRA ...]`: extras do their work once with the package itself; tests have a stand-in.
+
+`s3` needs `pip install 'moto[server]'` beside the extra.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,13 @@ def _small(_folder: Path) -> None:
         raise SystemExit("torchao made no step")
 
 
-TRIALS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "small": _small}
+def _s3(folder: Path) -> None:
+    from tests.install.s3_trial import try_s3
+
+    try_s3(folder / "s3")
+
+
+TRIALS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "small": _small, "s3": _s3}
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -56,8 +56,20 @@ def test_trained_tokens_are_fewer_than_bytes_and_give_every_text_back() -> None:
     assert len(tokens) < len(text.encode())
     assert tokenizer.end not in tokens
     assert tokenizer.decode(tokens) == text
-    assert tokenizer.decode(np.array([*tokens, tokenizer.end, *tokens], dtype=np.uint32)) == f"{text}\n{text}"
     assert len(tokenizer.encode(b"")) == 0
+
+
+def test_each_end_mark_is_decoded_as_a_line_break_wherever_it_stands() -> None:
+    tokenizer = train_bpe(TEXTS, 400)
+    text, end = "two words", tokenizer.end
+    tokens = tokenizer.encode(text.encode()).tolist()
+    for marked, expected in (
+        ([*tokens, end, *tokens], f"{text}\n{text}"),
+        ([end, *tokens, end, end], f"\n{text}\n\n"),
+        ([end], "\n"),
+        ([], ""),
+    ):
+        assert tokenizer.decode(np.array(marked, dtype=np.uint32)) == expected
 
 
 def test_a_text_cannot_write_an_end_mark() -> None:
