@@ -13,7 +13,7 @@ from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
 from averaging.system.output_file import is_printed
 from coordinator.checkpoint_commands import AsJson, add_checkpoint_commands
-from protocol.tables import examples
+from protocol.tables import examples, several
 
 if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
@@ -36,6 +36,7 @@ def add_commands(
     app.command(cls=command_with_flags(_settings), rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
     app.add_typer(_invite_commands(), name="invite", rich_help_panel=_PANEL)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck ban rosy-relish --reason 'sends noise'"))(ban)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck ledger", "potluck ledger --json"))(ledger)
     checkpoint = typer.Typer(help="Fetch, list, check and export the run's checkpoints.", no_args_is_help=True)
     add_checkpoint_commands(checkpoint, load_models)
     merging = examples(
@@ -152,6 +153,26 @@ def invite_list(context: typer.Context, state_dir: StateDir = None, as_json: AsJ
     for row in () if as_json else rows:
         state = str(row["ends"]) or f"valid until {invite_end(float(str(row['expires_unix_s'])))}"
         typer.echo(f"{row['id']}  used by {row['uses']} of {row['max_uses']}  {state}")
+
+
+def ledger(context: typer.Context, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Check the archive of the run's certificates, and list its files.
+
+    The host moves certificates of old rounds from its ledger to files. Each file
+    is read whole and must have the rounds that the ledger names.
+    """
+    from coordinator import commands
+
+    rows = commands.audit_archive(state_dir or context.obj)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo("no round is archived yet: the certificates of all rounds are in the ledger")
+    for row in () if as_json else rows:
+        rounds = f"{row['unit']}  rounds {row['first_round']} to {row['last_round']}"
+        typer.echo(f"{rounds}  {row['num_certificates']} certificates  {row['num_bytes']} bytes  {row['file']}")
+    if rows and not as_json:
+        typer.echo(f"{several(len(rows), 'file')} checked, all whole; later rounds are in the ledger")
 
 
 def invite_withdraw(

@@ -158,6 +158,24 @@ def list_invites(state_dir: Path | None) -> list[dict[str, object]]:
         return [asdict(each) for each in listed(ledger, time.time())]
 
 
+def audit_archive(state_dir: Path | None) -> list[dict[str, object]]:
+    """The files of the archive of certificates of the run in `state_dir`, each checked, oldest first: unit, file, first_round,
+    last_round, num_certificates, num_bytes. The host may be running.
+
+    Raises:
+        ConfigError: no run was ever hosted from there.
+        StorageError: a file is missing or damaged, or the ledger cannot be read.
+    """
+    folder = host_folder(state_dir)
+    ledger_file = require_run(folder)
+    from coordinator.history.archive_audit import audited_files
+    from coordinator.history.certificate_archive import ARCHIVE_FOLDER
+    from coordinator.ledger.ledger import open_ledger
+
+    with open_ledger(ledger_file) as ledger:
+        return [asdict(each) for each in audited_files(ledger, folder / ARCHIVE_FOLDER)]
+
+
 def withdraw_invite(state_dir: Path | None, which: str) -> str:
     """Withdraw an invite of the run in `state_dir`, by its id or line. The host may be running. Returns one line for the user.
 

@@ -28,6 +28,7 @@ from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.parting import STAYS_WITHIN_S
 from averaging.rounds.peer_rounds import PeerRounds
+from averaging.rounds.traffic.directory_keys import keys_of
 from averaging.rounds.traffic.discovery import IN_ROUNDS, DirectoryPoller, announce, list_peers
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.disk_room import DiskMeter
@@ -245,7 +246,8 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            poller = DirectoryPoller(network, membership.run_id)
+            keys = keys_of(membership.manifest)
+            poller = DirectoryPoller(network, keys, held=lambda: roster.own_experts)
             await _train(
                 JoinedSession(life, membership, client, network, roster, reporter, is_outbound_only, experts, poller)
             )
@@ -317,7 +319,7 @@ def _keep_up(joined: JoinedSession, nursery: trio.Nursery) -> None:
     )
     nursery.start_soon(joined.reporter.run)
     make, changed = partial(own.make, joined.poller), lambda: joined.roster.own_changed
-    nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
+    nursery.start_soon(announce, joined.poller, life.clock, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
     nursery.start_soon(recall_history, history_path(life.folder), life.board)

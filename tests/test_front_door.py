@@ -408,9 +408,10 @@ STARTED_NOWHERE_ELSE = ("logs", "invite", "checkpoint")
         (["logs"], 3, "no run is hosted from"),
         (["invite"], 3, "no run is hosted from"),
         (["ban", "somebody"], 3, "no run is hosted from"),
+        (["ledger"], 3, "no run is hosted from"),
         (["checkpoint", "list"], 3, "no run is hosted from"),
     ],
-    ids=["status", "peers", "rounds", "logs", "invite", "ban", "list"],
+    ids=["status", "peers", "rounds", "logs", "invite", "ban", "ledger", "list"],
 )
 @pytest.mark.parametrize("folder", ["absent", "of something else"])
 def test_command_about_a_run_without_a_run_is_one_line(

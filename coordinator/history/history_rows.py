@@ -126,6 +126,11 @@ def past_blocks(ledger: Ledger, unit: UnitName) -> Iterator[PastBlock]:
         yield PastBlock(unit, tuple(rounds), str(file), _bytes(sha256))
 
 
+def archived_units(ledger: Ledger) -> tuple[UnitName, ...]:
+    """The units of which the ledger has blocks, by name."""
+    return tuple(UnitName(str(unit)) for (unit,) in ledger.rows("SELECT DISTINCT unit FROM history ORDER BY unit"))
+
+
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise StorageError(f"a {type(value).__name__} in the ledger", "bytes", "restore the ledger from a copy")

@@ -14,9 +14,8 @@ from averaging.data.vocabulary import FileTokenizer, check_bpe_size, open_tokeni
 from coordinator.push.push_kinds import check_push
 from coordinator.run.run_router import check_router
 from protocol.errors import ConfigError
-from protocol.estimates.estimates import unit_values
+from protocol.estimates.round_limits import round_problem
 from protocol.run.manifest import RunConfig
-from protocol.run.traffic import chunks_problem
 
 
 def check_new_run(config: RunConfig, base: Path) -> list[str]:
@@ -34,7 +33,7 @@ def check_new_run(config: RunConfig, base: Path) -> list[str]:
         MachineError, StorageError: a file cannot be read.
     """
     _check_target(config)
-    _check_chunks(config)
+    _check_rounds(config)
     check_router(config, base)
     source_bytes(config.data, base)
     check_push_address(config)
@@ -81,11 +80,11 @@ def check_start_tokenizer(config: RunConfig, base: Path, tokenizer: Tokenizer) -
         check_tokens(base / config.run.start_from, tokenizer)
 
 
-def _check_chunks(config: RunConfig) -> None:
-    """Refuse chunks with which no round could be committed. Runs that are open keep theirs."""
-    problem = chunks_problem(max(unit_values(config)), config.chunk_elements)
+def _check_rounds(config: RunConfig) -> None:
+    """Refuse numbers with which no round could be committed. Runs that are open keep theirs."""
+    problem = round_problem(config)
     if problem is not None:
-        raise ConfigError(*problem, "leave chunk_elements out of [round]: it is chosen by the size of the model")
+        raise ConfigError(*problem)
 
 
 def _check_target(config: RunConfig) -> None:

@@ -34,6 +34,7 @@ from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.round_reports import DownloadProgress
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.updates import UnitContext
+from averaging.rounds.traffic.directory_keys import keys_of
 from averaging.rounds.traffic.discovery import DirectoryPoller
 from averaging.state.generations import Generations
 from averaging.state.run_model import ModelUnit, RunModel
@@ -222,7 +223,7 @@ async def _start_record(folder: Path, membership: Membership, client: Coordinato
 
 async def _members(network: Network, membership: Membership, roster: CredentialCache) -> tuple[PeerId, ...]:
     """The other members that the directory lists. There may be none: after the end of a run only the host is there."""
-    poller = DirectoryPoller(network, membership.run_id)
+    poller = DirectoryPoller(network, keys_of(membership.manifest))
     for attempt in range(LOOK_TIMES):
         entries = [entry for entry in await poller.poll() if entry.subkey != network.peer_id]
         members = tuple(peer for peer in roster.take_records(entries) if peer != membership.coordinator)

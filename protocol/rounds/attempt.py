@@ -15,6 +15,7 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds.expulsion import convict
+from protocol.rounds.failure_probes import is_large
 from protocol.rounds.lineage.chain import is_evidence, link_after
 from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.double_votes import two_claims
@@ -189,10 +190,19 @@ def _settle(
     leaves = tuple(signed.raw for _, signed in sorted(state.open.leaves.items()))
     promises = tuple(raw for _, raw in sorted(led.promise_envelopes.items()))
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), (), leaves, promises)
-    to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
-    return _settling(
-        state, settle, tuple(sorted(to)), now_s, f"settling round {proposal.index}: every slice has a result"
-    )
+    reason = f"settling round {proposal.index}: every slice has a result"
+    return _settling(state, settle, _settled_to(state, led, proposal), now_s, reason)
+
+
+def _settled_to(state: RoundState, led: Leading, proposal: Proposal) -> tuple[PeerId, ...]:
+    """The peers that get the record: the voters, whose acks make the certificate, and where peers are few, all members, which then
+    have the bytes early. In a large run the members have turns, and the record is long, for it proves the admission of each.
+    """
+    members = {m.peer for m in proposal.members}
+    if led.lone_voters:
+        return tuple(sorted(members))
+    early = {state.config.me.peer} if is_large(state) else members
+    return tuple(sorted(early | set(state.link.roster)))
 
 
 def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s: float) -> int:

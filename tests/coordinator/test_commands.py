@@ -26,7 +26,7 @@ from coordinator.ledger.ledger import LEDGER_FILE, Applicant, open_ledger
 from coordinator.policy.admission import AdmissionDecision, Verdict
 from coordinator.run.hosted_folder import fetch_status
 from coordinator.run.run_files import IDENTITY_FILE, load_run, open_run
-from protocol.errors import ConfigError, UnreachableError
+from protocol.errors import ConfigError, StorageError, UnreachableError
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import open_identity
 from protocol.identity.invite import decode_invite, hash_secret
@@ -35,7 +35,10 @@ from protocol.identity.revocation import open_revocation
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.run.manifest import load_run_config
+from tests.coordinator.chain_world import UNIT, Chain
 from tests.coordinator.checkpoints.test_checkpoints import content
+from tests.coordinator.history.history_world import make_small, open_history
+from tests.coordinator.progress.test_chain_log import grown
 from tests.coordinator.run.test_run_files import HOST, write_run_file
 
 
@@ -88,6 +91,31 @@ def test_invite_is_remembered_by_its_hash_only(state: Path) -> None:
         assert (facts.max_uses, facts.expires_unix_s) == (3, invite.expires_unix_s)
     assert invite.secret not in (state / LEDGER_FILE).read_bytes()
     assert invite.coordinator_addresses == ("127.0.0.1:4001",)
+
+
+async def test_archive_of_a_run_is_checked_and_listed_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, runner, chain = typer.Typer(), CliRunner(), grown(Chain(), 14)
+    add_commands(app, _no_models, _no_models)
+    make_small(monkeypatch)
+    with open_history(tmp_path, chain) as world:
+        await world.history.restore()
+        young = runner.invoke(app, ["ledger", "--state-dir", str(tmp_path)]).stdout
+        assert young == "no round is archived yet: the certificates of all rounds are in the ledger\n"
+        world.take(chain)
+        await world.look(9)
+    old = runner.invoke(app, ["ledger", "--state-dir", str(tmp_path)]).stdout
+    assert re.fullmatch(
+        rf"{UNIT}  rounds 1 to 3  3 certificates  \d+ bytes  {UNIT}-000000001-000000003.xz\n"
+        r"1 file checked, all whole; later rounds are in the ledger\n",
+        old,
+    )
+    (row,) = json.loads(runner.invoke(app, ["ledger", "--state-dir", str(tmp_path), "--json"]).stdout)
+    assert (row["first_round"], row["last_round"], row["num_certificates"]) == (1, 3, 3)
+    (tmp_path / "archive" / row["file"]).unlink()
+    refused = runner.invoke(app, ["ledger", "--state-dir", str(tmp_path)]).exception
+    assert isinstance(refused, StorageError)
 
 
 def test_invites_are_listed_and_withdrawn_on_the_command_line(state: Path) -> None:

@@ -17,6 +17,7 @@ from averaging.data.shards import DatasetManifest, ShardCache
 from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.rounds.traffic.directory_keys import keys_of
 from averaging.rounds.traffic.discovery import DirectoryPoller, announce
 from averaging.state.start_state import start_root
 from peer.holdings.held_stage import OwnStage
@@ -172,7 +173,7 @@ class LaneRun:
         )
         async with trio.open_nursery() as nursery:
             make = partial(own.make, joined.poller)
-            nursery.start_soon(announce, joined.network, life.clock, joined.membership.run_id, make)
+            nursery.start_soon(announce, joined.poller, life.clock, make)
             await train_in_lanes(joined, cache, one.chain, votes, first)
             nursery.cancel_scope.cancel()
         one.over.set()
@@ -207,7 +208,7 @@ class LaneRun:
         stages = manifest.config.stages
         assert stages is not None
         experts = OwnStage(config, manifest.config, stages, folder, ThreadOffload())
-        poller = DirectoryPoller(network, run_id)
+        poller = DirectoryPoller(network, keys_of(manifest))
         joined = JoinedSession(
             life, cast(Membership, membership), client, network, roster, reporter, False, experts, poller
         )

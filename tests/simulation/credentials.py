@@ -18,6 +18,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from averaging.network.seams.interfaces import Network
+from averaging.rounds.traffic.directory_keys import DirectoryKeys
 from averaging.rounds.traffic.discovery import DirectoryPoller
 from peer.membership import credential_cache as roster
 from peer.membership import membership_upkeep
@@ -184,7 +185,7 @@ def own_record(
     """Makes a process's directory records, and closes it where a newer one of its identity has made some."""
     world = node.world
     own = DirectoryClaim(node.signer, world.run_id, node.session, next_sequence, world.verifier, used)
-    poller = DirectoryPoller(network, world.run_id)
+    poller = DirectoryPoller(network, DirectoryKeys(world.run_id))
 
     async def make(expires_unix_s: float) -> bytes:
         try:

@@ -24,6 +24,7 @@ from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
+from averaging.rounds.traffic.directory_keys import DirectoryKeys
 from averaging.rounds.traffic.discovery import DirectoryPoller, Rhythm, announce, list_peers
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
 from averaging.rounds.unit_service import RoundService
@@ -369,11 +370,10 @@ class Node:
             await rounds.list_peers(used.take_records(entries) if self.standing is not None and used else peers)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(announce, network, self.clock, world.run_id, make_record)
+            poller = DirectoryPoller(network, DirectoryKeys(world.run_id), 0.0)
+            nursery.start_soon(announce, poller, self.clock, make_record)
             often_s, rarely_s = world.profile.list_every_s, world.profile.settled_list_every_s
-            nursery.start_soon(
-                list_peers, DirectoryPoller(network, world.run_id, 0.0), listed, Rhythm(often_s, rarely_s)
-            )
+            nursery.start_soon(list_peers, poller, listed, Rhythm(often_s, rarely_s))
             nursery.start_soon(self._leave_when_asked, rounds)
             if self.standing is not None and used is not None:
                 nursery.start_soon(self.standing.keep, used)

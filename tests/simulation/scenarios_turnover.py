@@ -16,6 +16,9 @@ from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario
 
 NUM_CHANGES = 4
 NUM_MOMENTS = 10
+COUNTED = "counted at ten moments: "
+"""In the trace, before the shares of the work that counted."""
+
 THIN_BYTES_PER_S = 2_000.0
 GONE_S = 10.0
 """So long everybody who is missing must refuse connections before the others go on without a quorum."""
@@ -92,7 +95,7 @@ async def asked_to_go_at_ten_moments(scene: Scene) -> None:
     found = [await _counted_after_going(scene, (number + 0.5) / NUM_MOMENTS) for number in range(NUM_MOMENTS)]
     scene.world.swarm.speeds.clear()
     shares = " ".join(f"{share:.2f}" for share in found)
-    scene.world.trace.add(f"counted at ten moments: {shares}")
+    scene.world.trace.add(f"{COUNTED}{shares}")
     expect(sum(share == 1.0 for share in found) >= NUM_MOMENTS - 1, f"the work of nine of ten counts; it was {shares}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Final
 
 import structlog
 
@@ -11,6 +12,9 @@ from averaging.network.seams.directory import Record, RecordRule
 from averaging.network.seams.interfaces import DirectoryEntry
 
 log = structlog.get_logger()
+
+MAX_ANSWER_BYTES: Final = 1 << 22
+"""Bytes of an answer that a message of the DHT carries. A key with more is answered with nothing at all, as there."""
 
 
 class MemoryDirectory:
@@ -31,5 +35,6 @@ class MemoryDirectory:
         return True
 
     def live(self, key: str, now_unix_s: float) -> Sequence[DirectoryEntry]:
-        """The records under a key that have not expired, by subkey."""
-        return tuple(e for _, e in sorted(self._records[key].items()) if e.expires_unix_s > now_unix_s)
+        """The records under a key that have not expired, by subkey; none if they are more than an answer carries."""
+        found = tuple(e for _, e in sorted(self._records[key].items()) if e.expires_unix_s > now_unix_s)
+        return found if sum(len(e.subkey) + len(e.value) for e in found) <= MAX_ANSWER_BYTES else ()

@@ -6,14 +6,15 @@ traffic.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from averaging.network.seams.interfaces import Clock, DirectoryEntry, Network
-from protocol.ids import PeerId, RunId
+from averaging.rounds.traffic.directory_keys import DirectoryKeys
+from protocol.ids import PeerId
 
 ANNOUNCE_EVERY_S: Final = 30.0
 RECORD_LIFE_S: Final = 120.0
@@ -39,30 +40,45 @@ LONGEST_LOOK_S: Final = 1800.0
 """Longest interval between polls, however many bytes one takes: a peer that no heartbeat reaches is found within that time."""
 
 
-def directory_key(run_id: RunId) -> str:
-    """The directory key under which a run's peers announce themselves."""
-    return f"potluck/{run_id.hex()}/peers"
+MAX_KEYS_KEPT: Final = 64
+"""Keys of which the newest answers are kept; those looked at longest ago are dropped. Bounds memory in the largest runs."""
+
+
+def _holds_nothing() -> tuple[int, ...]:
+    return ()
 
 
 class DirectoryPoller:
-    """Polls the records of a run for all of this process; one poll downloads every record.
+    """Polls the records of a run for all of this process. One poll downloads the records of a few keys (directory_keys.py).
 
     Args:
+        held: the parts of the model that this peer holds now, by their numbers.
         patience_s: how long after its time a poll of a settled swarm waits for another caller to poll. A peer that announces
             itself polls before some of its records (peer/membership/process_takeover.py).
     """
 
-    def __init__(self, network: Network, run_id: RunId, patience_s: float = ANNOUNCE_EVERY_S + AGAIN_LAST_S) -> None:
+    def __init__(
+        self,
+        network: Network,
+        keys: DirectoryKeys,
+        patience_s: float = ANNOUNCE_EVERY_S + AGAIN_LAST_S,
+        held: Callable[[], tuple[int, ...]] = _holds_nothing,
+    ) -> None:
         self.network = network
+        self.keys = keys
         self.patience_s = patience_s
-        self._key = directory_key(run_id)
+        self._held = held
+        self._answers: dict[str, Sequence[DirectoryEntry]] = {}
+        self._silent: set[str] = set()
         self._found: Sequence[DirectoryEntry] = ()
         self._num_looks = 0
         self._looked = trio.Event()
         self._under_way: trio.Event | None = None
 
     async def poll(self) -> Sequence[DirectoryEntry]:
-        """All current records, ours too; none if the directory is away. A caller that comes during a poll waits for that one."""
+        """The newest known record of each peer, ours too; none if the directory is away. Keys that were not looked at this time count
+        as they were when they had their turn. A caller that comes during a poll waits for that one.
+        """
         before = self._num_looks
         while self._under_way is not None:
             await self._under_way.wait()
@@ -70,7 +86,7 @@ class DirectoryPoller:
                 return self._found
         self._under_way = trio.Event()
         try:
-            self._found = await self.network.lookup(self._key)
+            self._found = await self._look()
             self._num_looks += 1
             over, self._looked = self._looked, trio.Event()
             over.set()
@@ -79,12 +95,57 @@ class DirectoryPoller:
             over.set()
         return self._found
 
+    async def _look(self) -> Sequence[DirectoryEntry]:
+        looked_at = self.keys.looked_at(self.network.peer_id, self._held(), self._num_looks)
+        if len(looked_at) == 1:
+            return await self.network.lookup(looked_at[0])
+        answers: dict[str, Sequence[DirectoryEntry]] = {}
+
+        async def look(key: str) -> None:
+            answers[key] = await self.network.lookup(key)
+
+        async with trio.open_nursery() as nursery:
+            for key in looked_at:
+                nursery.start_soon(look, key)
+        if not any(answers.values()):
+            return ()
+        for key in looked_at:
+            self._take_answer(key, answers[key])
+        return _newest(self._answers.values())
+
+    def _take_answer(self, key: str, found: Sequence[DirectoryEntry]) -> None:
+        """An empty answer may be a look-up that failed: the second in a row is believed."""
+        earlier = self._answers.pop(key, ())
+        self._answers[key] = found if found or key in self._silent else earlier
+        (self._silent.discard if found else self._silent.add)(key)
+        while len(self._answers) > MAX_KEYS_KEPT:
+            dropped = next(iter(self._answers))
+            del self._answers[dropped]
+            self._silent.discard(dropped)
+
+    def own_keys(self, now_unix_s: float) -> tuple[str, ...]:
+        """The keys under which this peer announces itself: its group's, and the door's while it is its turn."""
+        me = self.network.peer_id
+        seen = (PeerId(entry.subkey) for entry in self._found)
+        at_door = (self.keys.door,) if self.keys.is_at_door(me, seen, now_unix_s) else ()
+        return (self.keys.home(me, self._held()), *at_door)
+
     async def look_within(self, seconds: float) -> Sequence[DirectoryEntry]:
         """The result of the next poll by another caller; if there is none within `seconds`, of our own."""
         with trio.move_on_after(seconds):
             await self._looked.wait()
             return self._found
         return await self.poll()
+
+
+def _newest(answers: Iterable[Sequence[DirectoryEntry]]) -> Sequence[DirectoryEntry]:
+    """One record of each peer, by name: the one that expires last."""
+    newest: dict[str, DirectoryEntry] = {}
+    for entry in (entry for answer in answers for entry in answer):
+        known = newest.get(entry.subkey)
+        if known is None or entry.expires_unix_s > known.expires_unix_s:
+            newest[entry.subkey] = entry
+    return tuple(entry for _, entry in sorted(newest.items()))
 
 
 def look_after_s(found: Sequence[DirectoryEntry], least_s: float, bytes_per_s: float = LOOK_BYTES_PER_S) -> float:
@@ -130,15 +191,15 @@ IN_ROUNDS: Final = Rhythm(settled_every_s=SETTLED_LIST_EVERY_S)
 
 
 async def announce(
-    network: Network,
+    poller: DirectoryPoller,
     clock: Clock,
-    run_id: RunId,
     make_value: Callable[[float], Awaitable[bytes]],
     changed: Callable[[], trio.Event] = trio.Event,
 ) -> None:
     """Publish our record repeatedly, until cancelled.
 
     Args:
+        poller: the directory and our keys in it.
         make_value: (when it expires, unix time in s) -> the signed record.
         changed: the event that is set when the record must change; it is then published at once.
     """
@@ -146,10 +207,18 @@ async def announce(
     while True:
         is_old, expires_unix_s = changed(), clock.unix_s() + RECORD_LIFE_S
         value = await make_value(expires_unix_s)
-        is_stored = await network.publish(directory_key(run_id), network.peer_id, value, expires_unix_s=expires_unix_s)
+        is_stored = await _publish(poller, clock.unix_s(), value, expires_unix_s)
         with trio.move_on_after(ANNOUNCE_EVERY_S if is_stored else again_s):
             await is_old.wait()
         again_s = AGAIN_FIRST_S if is_stored else min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)
+
+
+async def _publish(poller: DirectoryPoller, now_unix_s: float, value: bytes, expires_unix_s: float) -> bool:
+    """Store our record under all our keys. Whether the first one, our group's, has it."""
+    network, stored = poller.network, list[bool]()
+    for key in poller.own_keys(now_unix_s):
+        stored.append(await network.publish(key, network.peer_id, value, expires_unix_s=expires_unix_s))
+    return stored[0]
 
 
 async def list_peers(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +28,7 @@ from tests.coordinator.host_world import open_host
 
 COORDINATOR = "potluck.v1.Coordinator"
 WITHIN_S = 60.0
+NUM_CONNECTIONS = 200
 
 
 @pytest.mark.parametrize(
@@ -141,8 +144,12 @@ class StockClient:
         return unary(ask(**fields), timeout=WITHIN_S)
 
 
-async def ask(tmp_path: Path, questions: Callable[[StockClient], None]) -> str:
-    """Serve a run and let a stock client ask in a thread; the id of the run, in hex."""
+async def ask(
+    tmp_path: Path,
+    questions: Callable[[StockClient], None],
+    beside: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> str:
+    """Serve a run and let a stock client ask in a thread; the id of the run, in hex. `beside` is entered with the port meanwhile."""
     clock = SystemClock()
     with open_host(tmp_path, clock) as host:
         tls = ServerTls(*host.authority.issue_server((TLS_SERVER_NAME,), now_unix_s=clock.unix_s()))
@@ -155,7 +162,8 @@ async def ask(tmp_path: Path, questions: Callable[[StockClient], None]) -> str:
             def work() -> None:
                 credentials = grpc.ssl_channel_credentials(authority_pem)
                 options = [("grpc.ssl_target_name_override", TLS_SERVER_NAME)]
-                with grpc.secure_channel(f"127.0.0.1:{server.port}", credentials, options) as channel:
+                address = f"127.0.0.1:{server.port}"
+                with beside(server.port), grpc.secure_channel(address, credentials, options) as channel:
                     questions(StockClient(channel))
 
             with trio.fail_after(4 * WITHIN_S):
@@ -193,6 +201,27 @@ async def test_stock_client_asks_for_health(tmp_path: Path, call: str) -> None:
 
     await ask(tmp_path, questions)
     assert answers == [1, 1]  # SERVING
+
+
+@contextmanager
+def _storm(port: int) -> Iterator[None]:
+    """Connections from one address that stay open: some say nothing, others what is no TLS."""
+    with ExitStack() as stack:
+        for number in range(NUM_CONNECTIONS):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S))
+            if number % 2:
+                connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        yield
+
+
+async def test_a_storm_of_connections_from_one_address_keeps_nobody_from_being_answered(tmp_path: Path) -> None:
+    runs: list[str] = []
+
+    def questions(client: StockClient) -> None:
+        runs.extend(client.call(COORDINATOR, "Clock").run_id.hex() for _ in range(3))  # type: ignore[attr-defined]
+
+    run_id = await ask(tmp_path, questions, _storm)
+    assert runs == [run_id] * 3
 
 
 async def test_a_call_that_is_refused_tells_a_stock_client_why(tmp_path: Path) -> None:

@@ -128,6 +128,11 @@ LONG = '\n[[evaluate]]\nname = "long"\nfile = "long.jsonl"\n'
             "chunk_elements = 262144",
             r"round\.chunk_elements is 262144: no newcomer could fetch the state.*; expected at most 131072",
         ),
+        (
+            "total_tokens = 1000",
+            "total_tokens = 9007199254740992",
+            r"run\.total_tokens is 9007199254740992: .*; expected at most 4503599627370496; take fewer tokens",
+        ),
         ("texts/*.txt", "nowhere/*.txt", "matches nothing"),
         (TEXTS, CHATS, r"broken\.jinja fails: unexpected"),
         (MODEL, MODEL.replace("[model]", "[model]\nvocab_size = 300").replace(TEXTS, CHATS + BPE), "fails: unexpected"),

@@ -14,13 +14,13 @@ import trio.testing
 from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.directory import PeerRecord, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry, Network
+from averaging.rounds.traffic.directory_keys import DirectoryKeys
 from averaging.rounds.traffic.discovery import (
     ANNOUNCE_EVERY_S,
     IN_ROUNDS,
     LOOK_BYTES_PER_S,
     DirectoryPoller,
     announce,
-    directory_key,
     list_peers,
 )
 from peer.membership.credential_cache import CredentialCache
@@ -74,13 +74,13 @@ class Machine:
 
     def __init__(self, session: int, network: Network, identity: Identity = ALICE) -> None:
         self.own = _own(session, identity)
-        self.poller = DirectoryPoller(network, RUN)
+        self.poller = DirectoryPoller(network, DirectoryKeys(RUN))
         self.error: MachineError | None = None
         self.ended_s: float | None = None
 
     async def run(self) -> None:
         try:
-            await announce(self.poller.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.poller))
+            await announce(self.poller, VirtualClock(UNIX_S), partial(self.own.make, self.poller))
         except MachineError as error:
             self.error, self.ended_s = error, trio.current_time()
 
@@ -162,7 +162,7 @@ async def test_in_a_large_swarm_the_older_process_ends_at_the_next_look_that_its
     async with trio.open_nursery() as nursery:
         network = MemorySwarm(nursery, random.Random(1)).start(ALICE.peer_id)
         for number in range(31):
-            await network.publish(directory_key(RUN), f"peer {number}", bytes(900), expires_unix_s=UNIX_S + 1e6)
+            await network.publish(DirectoryKeys(RUN).door, f"peer {number}", bytes(900), expires_unix_s=UNIX_S + 1e6)
         older, newer = Machine(1000, network), Machine(1001, network)
         nursery.start_soon(older.run)
         await trio.sleep(50.0)
@@ -224,6 +224,6 @@ async def test_a_directory_that_is_away_ends_nobody(autojump_clock: Clock) -> No
         swarm.is_directory_up = True
         await trio.sleep(10 * ANNOUNCE_EVERY_S)
         assert machine.error is None
-        records = await machine.poller.network.lookup(directory_key(RUN))
+        records = await machine.poller.network.lookup(DirectoryKeys(RUN).door)
         assert [entry.subkey for entry in records] == [ALICE.peer_id]
         nursery.cancel_scope.cancel()

@@ -15,7 +15,8 @@ import trio.testing
 
 from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
-from averaging.rounds.traffic.discovery import DirectoryPoller, directory_key
+from averaging.rounds.traffic.directory_keys import DirectoryKeys
+from averaging.rounds.traffic.discovery import DirectoryPoller
 from peer.membership.credential_cache import CredentialCache
 from peer.membership.joining import Membership
 from peer.membership.saved_membership import SavedMembership, load_membership, save_membership
@@ -150,10 +151,10 @@ async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_reco
     roster.serve(network)
     until_s = clock.unix_s() + 3600.0
     record = roster.record(identity, 1, until_s)
-    assert await network.publish(directory_key(RUN), identity.peer_id, record, expires_unix_s=until_s)
+    assert await network.publish(DirectoryKeys(RUN).door, identity.peer_id, record, expires_unix_s=until_s)
     board = StatusBoard(identity.peer_id, clock, UNIX_S)
     search = StartSearch(
-        own_folder, membership, DirectoryPoller(network, membership.run_id), roster, InlineOffload(), board
+        own_folder, membership, DirectoryPoller(network, DirectoryKeys(RUN)), roster, InlineOffload(), board
     )
     return Peer(own_folder, network, roster, Sources(board), search)
 

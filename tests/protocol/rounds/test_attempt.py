@@ -311,6 +311,24 @@ def test_one_ballot_settles_one_record_only() -> None:
     assert len({decode_record(record).ballot for records in settled.values() for record in records}) == 1
 
 
+@pytest.mark.parametrize(("num_peers", "hear_early"), [(20, False), (8, True)])
+def test_in_a_large_run_the_record_goes_to_the_voters_alone_and_all_members_commit(
+    num_peers: int, hear_early: bool
+) -> None:
+    table = Table(num_peers, max_members=4)
+    acquaint(table)
+    table.run_until(lambda: table.all_at(3), 300.0)
+    beyond_voters = set[PeerId]()
+    for seat in table.seats.values():
+        rosters = {link.commit: frozenset(link.roster) for link, *_ in seat.disk.chain}
+        for order in seat.ordered(Send):
+            if isinstance(order, Send) and isinstance(order.message, Settle) and order.message.base in rosters:
+                voters = rosters[order.message.base] | {seat.peer}
+                assert voters <= {*order.to, seat.peer}
+                beyond_voters |= {*order.to} - voters
+    assert bool(beyond_voters) == hear_early
+
+
 def test_a_reducer_that_dies_with_the_only_copy_ends_the_attempt_before_its_time() -> None:
     table = Table(3)
     opener = table.opener()

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import DirectoryEntry
+from averaging.rounds.traffic.directory_keys import DirectoryKeys
 from averaging.rounds.traffic.discovery import (
     AGAIN_FIRST_S,
     AGAIN_GROWTH,
@@ -51,8 +52,8 @@ class _Directory:
         return [round(b - a, 3) for a, b in zip(self.looks_s, self.looks_s[1:], strict=False)]
 
 
-def _poller(directory: _Directory, patience_s: float = 0.0) -> DirectoryPoller:
-    return DirectoryPoller(directory, RunId(bytes(32)), patience_s)  # type: ignore[arg-type]
+def _poller(directory: _Directory | _Board, patience_s: float = 0.0) -> DirectoryPoller:
+    return DirectoryPoller(directory, DirectoryKeys(RunId(bytes(32))), patience_s)  # type: ignore[arg-type]
 
 
 async def _look(directory: _Directory, seconds: float, settled_every_s: float = SETTLED_LIST_EVERY_S) -> int:
@@ -96,8 +97,7 @@ async def test_a_record_that_says_something_else_is_published_at_once_also_where
         return says[0]
 
     async with trio.open_nursery() as nursery:
-        run_id = RunId(bytes(32))
-        nursery.start_soon(announce, board, VirtualClock(1000.0), run_id, make, lambda: changed[0])  # type: ignore[arg-type]
+        nursery.start_soon(announce, _poller(board), VirtualClock(1000.0), make, lambda: changed[0])
         await trio.sleep(5.0)
         say(b"one")
         await trio.sleep(0.5)
