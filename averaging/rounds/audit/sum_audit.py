@@ -19,7 +19,8 @@ import trio
 
 from averaging.arithmetic.batched_codec import decode_run
 from averaging.rounds.audit.chunk_fetch import collecting_of, proof_of
-from averaging.rounds.audit.sum_proofs import LOOK_COST_S, SumProofs
+from averaging.rounds.audit.proof_fetch import LOOK_COST_S
+from averaging.rounds.audit.sum_proofs import SumProofs
 from averaging.rounds.exchange.shown_offers import ShownOffers
 from averaging.rounds.lineage.round_context import RoundContext, Tasks
 from averaging.rounds.lineage.round_reports import SumNotShown, SumsAudited

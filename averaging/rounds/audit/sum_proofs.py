@@ -12,29 +12,20 @@ from typing import Final
 import structlog
 
 from averaging.network.seams.interfaces import Stream
+from averaging.rounds.audit.proof_fetch import LOOK_COST_S, fetch_proof
 from averaging.rounds.audit.sum_check import SumCheck
 from averaging.rounds.lineage.round_context import RoundContext, Tell, tell_failure
 from averaging.rounds.lineage.round_reports import SumConvicted
-from averaging.rounds.traffic.transfer import ANSWER_WITHIN_S, PIECE_BYTES, ask_all
+from averaging.rounds.traffic.transfer import PIECE_BYTES
 from averaging.state.proof_files import MOST_KEPT
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity.names import peer_name
-from protocol.rounds.audit.sum_proof import (
-    SumProof,
-    decode_proof,
-    encode_proof,
-    hash_of_proof,
-    most_proof_bytes,
-    notice_of,
-)
+from protocol.rounds.audit.sum_proof import SumProof, decode_proof, encode_proof, hash_of_proof, notice_of
 from protocol.rounds.events import SumProven
 from protocol.rounds.messages.requests import FetchProof
 from protocol.rounds.orders import FetchSumProof
 
 log = structlog.get_logger()
-
-LOOK_COST_S: Final = 0.001
-"""Virtual time that computing a chunk again takes."""
 
 MOST_FAILED: Final = 256
 """Accusations without a proof that are remembered, so that nobody makes us fetch the same one twice."""
@@ -105,31 +96,15 @@ class SumProofs:
             return
         self._fetching.add(named)
         try:
-            problem = await self._fetched(order)
+            tools = self.tools
+            proof = await fetch_proof(tools.network, tools.offload, order.source, notice, self.check)
+        except RemoteProtocolError as error:
+            self._note_failed(named)
+            log.info("accusation_without_proof", by=peer_name(order.source), reason=error.one_line())
+            return
         finally:
             self._fetching.discard(named)
-        if problem:
-            self._note_failed(named)
-            log.info("accusation_without_proof", by=peer_name(order.source), reason=problem)
-
-    async def _fetched(self, order: FetchSumProof) -> str:
-        """Why the proof of this accusation convicts nobody; empty where it does, and was taken."""
-        notice, tools = order.notice, self.tools
-        request, most_bytes = FetchProof(notice.unit, notice.proof_hash), most_proof_bytes(self.check.chunk_bytes)
-        try:
-            frames = await ask_all(tools.network, order.source, request, most_bytes, within_s=ANSWER_WITHIN_S)
-            data = b"".join(frames)
-            if hash_of_proof(data) != notice.proof_hash:
-                return f"{len(data)} bytes with another hash; expected the proof"
-            proof = decode_proof(data, self.check.chunk_bytes)
-        except RemoteProtocolError as error:
-            return error.one_line()
-        if notice_of(proof, data) != notice:
-            return "a proof of something else; expected one of what was said"
-        problem = await self.why_not(proof)
-        if not problem:
-            await self.prove(proof)
-        return problem
+        await self.prove(proof)
 
     def _note_failed(self, named: bytes) -> None:
         if len(self._failed) >= MOST_FAILED:

@@ -66,18 +66,18 @@ class Glance:
         return not self.product > 0.0 or self.result_squared > MOST_LONGER**2 * self.own_squared
 
 
-def num_audited(share: float, num_chunks: int, num_counted: int, draw: Draw) -> int:
+def num_audited(share: float, num_chunks: int, num_others: int, draw: Draw) -> int:
     """How many chunks this member audits in a round.
 
-    A chunk is fetched of every contribution that a sum counts, so the bytes of `k` audits are `share` of a contribution where
-    k = share x chunks / contributions. Below one it is a chance.
+    A chunk is fetched of every contribution that a sum counts, but for the own one. So the bytes of `k` audits are `share` of a
+    contribution where k = share x chunks / others. Below one it is a chance.
 
     Args:
         share: `[round] audit_share`, from 0 to 1.
         num_chunks: of the whole unit, at least 1.
-        num_counted: contributions of the round, at least 1.
+        num_others: contributions of others in the round, at least 1.
     """
-    expected = share * num_chunks / num_counted
+    expected = share * num_chunks / num_others
     whole = math.floor(expected)
     return min(MOST_AUDITED, whole + (draw() < expected - whole))
 
@@ -114,7 +114,8 @@ def picks(
         found[chunk] = Pick(part, chunk, is_suspect=True)
     numbers = [range(part.first_chunk, part.stop_chunk) for part in parts]
     total = sum(map(len, numbers))
-    for _ in range(num_audited(share, record.slices[-1].stop_chunk, len(record.contributors), draw)):
+    num_others = max(1, sum(1 for entry in record.contributors if entry.peer != me))
+    for _ in range(num_audited(share, record.slices[-1].stop_chunk, num_others, draw)):
         place = _place(draw, total)
         for part, chunks in zip(parts, numbers, strict=True):
             if place < len(chunks):

@@ -28,8 +28,8 @@ def _record(*bounds: tuple[int, int, PeerId]) -> CommitRecord:
 
 def test_the_bytes_of_audits_are_the_share_of_a_contribution_in_the_mean() -> None:
     draw, rounds = random.Random(1).random, 4000
-    for share, num_chunks, num_counted in ((0.01, 381, 16), (0.01, 16384, 16), (0.05, 100, 8)):
-        fetched = sum(num_audited(share, num_chunks, num_counted, draw) for _ in range(rounds)) * num_counted
+    for share, num_chunks, num_others in ((0.01, 381, 16), (0.01, 16384, 16), (0.05, 100, 8)):
+        fetched = sum(num_audited(share, num_chunks, num_others, draw) for _ in range(rounds)) * num_others
         assert fetched / rounds / num_chunks == pytest.approx(share, rel=0.1)
     assert num_audited(0.9, 1 << 20, 2, draw) == MOST_AUDITED, "there is a limit"
     assert num_audited(0.0, 1 << 20, 2, draw) == 0
