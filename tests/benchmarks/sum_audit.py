@@ -57,7 +57,7 @@ RUN, UNIT, BASE = RunId(b"r" * 32), UnitName("fragment-0"), CommitId(b"b" * 32)
 LIES: Final = {"a tenth too long": 1.1, "ten times the opposite": -10.0}
 
 
-def _delta_N(member: int) -> torch.Tensor:
+def _delta(member: int) -> torch.Tensor:
     """Honest deltas: a common direction, and noise of the member's own."""
     common_N = torch.randn(NUM_VALUES, generator=torch.Generator().manual_seed(99))
     own_N = torch.randn(NUM_VALUES, generator=torch.Generator().manual_seed(member))
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str]) -> int:
     identities = sorted(
         (Identity(bytes([number]) * 32) for number in range(NUM_MEMBERS)), key=lambda each: each.peer_id
     )
-    contributions = [encode_chunks(_delta_N(number), CODEC, GRID) for number in range(NUM_MEMBERS)]
+    contributions = [encode_chunks(_delta(number), CODEC, GRID) for number in range(NUM_MEMBERS)]
     trees = [MerkleTree.over([leaf_hash(chunk) for chunk in chunks]) for chunks in contributions]
     rows = list[Row]()
     for robust in ("off",) if options.quick else ("off", "clip-agree"):
