@@ -20,7 +20,7 @@ from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root, short
 from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt
-from protocol.rounds.events import ResultRefused, SumProven
+from protocol.rounds.events import ResultRefused, SumProven, SumWithheld
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.disagreement_rules import all_disagreeing, disagreements, guard_problem
 from protocol.rounds.lineage.record_rules import (
@@ -202,6 +202,14 @@ def _sum_proven(state: RoundState, event: SumProven, now_s: float) -> RoundStep:
     return RoundStep(refused.state, (*told, *refused.actions), reason, refused.remark)
 
 
+def _sum_withheld(state: RoundState, event: SumWithheld) -> RoundStep:
+    """A reducer that shows nobody what it summed gets no slice of us for some rounds. It may also be unlucky: it keeps its vote."""
+    if event.base != state.link.commit or event.reducer == state.config.me.peer:
+        return RoundStep(state, remark=f"{short(event.reducer)} did not show a sum of a round that is over")
+    remark = f"{short(event.reducer)} did not show its sum: {event.why}; it gets no slice of us for a while"
+    return RoundStep(without_slices(state, [event.reducer]), remark=remark)
+
+
 def false_sum_problem(state: RoundState, settle: Settle, record: CommitRecord | None) -> str:
     """Why a settled record is not acked for the sake of its sums; empty if it may be. A record that others may have acked in an
     earlier attempt has to be finished as it is, false sums and all (R16): what is decided stays, and the liar is out.
@@ -221,13 +229,15 @@ def _is_fresh_and_false(state: RoundState, settle: Settle) -> bool:
         return False
 
 
-def result_refused(state: RoundState, event: ResultRefused | SumProven, now_s: float) -> RoundStep:
+def result_refused(state: RoundState, event: ResultRefused | SumProven | SumWithheld, now_s: float) -> RoundStep:
     """A reducer, possibly ourselves, gave a result that cannot be used: it gets no slice in our next attempts on this base. If we
     lead, its slice goes to another. If our record names the result already, the attempt ends, unless another peer acked it and so
     has the bytes. A reducer of a false sum is out for good.
     """
     if isinstance(event, SumProven):
         return _sum_proven(state, event, now_s)
+    if isinstance(event, SumWithheld):
+        return _sum_withheld(state, event)
     found = f"the result of {short(event.reducer)} cannot be used: {event.why}"
     opened = state.open
     if event.base != state.link.commit or opened.committing is not None:

@@ -167,6 +167,17 @@ class SumProven:
 
 
 @dataclass(frozen=True, slots=True)
+class SumWithheld:
+    """A sum on our base could not be computed again: neither its reducer, which has all it counts, nor the contributors showed some
+    chunks, for the reason `why`. That proves nothing.
+    """
+
+    base: CommitId
+    reducer: PeerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommitsFetched:
     """A peer's answer to CatchUp, oldest first."""
 
@@ -282,6 +293,7 @@ Event = (
     | ExchangeMeasured
     | ResultRefused
     | SumProven
+    | SumWithheld
     | CommitsFetched
     | SwitchPrepared
     | SwitchFailed

@@ -46,6 +46,7 @@ from protocol.rounds.events import (
     RoundTicked,
     SpineMoved,
     SumProven,
+    SumWithheld,
     Switched,
     SwitchFailed,
     SwitchPrepared,
@@ -147,7 +148,7 @@ def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
             return RoundStep(_progressed(state, event))
         case ExchangeMeasured():
             return RoundStep(replace(state, exchange_s=event.seconds))
-        case ResultRefused() | SumProven():
+        case ResultRefused() | SumProven() | SumWithheld():
             return refusing.result_refused(state, event, now_s)
         case ContributionReady() | ContributionFailed():
             return _contribution_settled(state, event, now_s)

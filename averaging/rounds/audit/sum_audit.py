@@ -28,6 +28,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.contribution import EncodedContribution, split_chunks
 from protocol.identity.names import peer_name
 from protocol.rounds.audit.sum_audit_core import Glance, Pick, glanced_chunks, others_slices, picks
+from protocol.rounds.events import SumWithheld
 from protocol.rounds.messages.record import CommitRecord, SliceRecord
 from protocol.rounds.state import RoundConfig
 
@@ -115,7 +116,7 @@ class SumAudit:
             collected.take(here.shown(pick.chunk, frozenset(collected.missing)))
         await collected.ask_all(self.tools.network)
         if collected.missing:
-            self._not_shown(part, pick, len(collected.missing), len(collected.what.inputs))
+            await self._not_shown(record, pick, len(collected.missing), len(collected.what.inputs))
             return collected.num_bytes
         proof = await self.tools.offload.run(partial(proof_of, collected, part, result, tools.result_codec, tools.grid))
         why_not = await self.proofs.why_not(proof)
@@ -126,7 +127,12 @@ class SumAudit:
             self._num_in_vain += 1
         return collected.num_bytes
 
-    def _not_shown(self, part: SliceRecord, pick: Pick, num_missing: int, num_inputs: int) -> None:
-        reason = f"chunk {pick.chunk}: {num_missing} of {num_inputs} contributions to its sum were shown by nobody"
-        log.info("sum_not_shown", reducer=peer_name(part.reducer), reason=reason)
-        self.tools.publish(SumNotShown(part.reducer, reason))
+    async def _not_shown(self, record: CommitRecord, pick: Pick, num_missing: int, num_inputs: int) -> None:
+        """Once the round is over here, others may rightly have forgotten its chunks."""
+        if self.chain.head.commit != record.parent:
+            return
+        reducer, found = pick.part.reducer, f"{num_missing} of {num_inputs} contributions"
+        reason = f"{found} to chunk {pick.chunk} were shown by nobody"
+        log.info("sum_not_shown", reducer=peer_name(reducer), reason=reason)
+        self.tools.publish(SumNotShown(reducer, reason))
+        await self.proofs.tell(SumWithheld(record.parent, reducer, reason))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.bad_results import MOST_OLD, false_sum_problem, may_have_been_acked, names_useless, sum_accused
-from protocol.rounds.events import BytesHeld, ResultRefused, SumProven
+from protocol.rounds.events import BytesHeld, ResultRefused, SumProven, SumWithheld
 from protocol.rounds.messages.messages import FalseSum, Mend, Proposal, ResultReady, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_record
@@ -264,6 +264,22 @@ def test_the_slice_of_a_proven_liar_goes_to_another_within_the_attempt() -> None
     assert record is not None
     assert record.ballot == proposal.ballot
     assert bad.peer not in {part.reducer for part in record.slices}
+
+
+def test_a_reducer_that_shows_its_sum_to_nobody_gets_no_slice_for_a_while_and_keeps_its_vote() -> None:
+    table = Table(4)
+    acquaint(table)
+    opener = table.opener()
+    silent = table.others(opener)[0]
+    opener.feed(SumWithheld(CommitId(b"x" * 32), silent.peer, "nobody showed it"))
+    opener.feed(SumWithheld(opener.head.commit, opener.peer, "nobody showed it"))
+    assert opener.state.barred.no_slices_until == {}
+    opener.feed(SumWithheld(opener.head.commit, silent.peer, "nobody showed it"))
+    table.run_until(lambda: table.all_at(1), 20.0)
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert silent.peer not in {part.reducer for part in record.slices}
+    assert silent.peer in record.roster
 
 
 def test_a_fresh_record_with_a_false_sum_is_not_acked_by_who_has_the_proof_also_while_its_bytes_come() -> None:
