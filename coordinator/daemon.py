@@ -54,6 +54,7 @@ from coordinator.admission.invites import (
 )
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
+from coordinator.audits.sum_judge import judge_sums
 from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.helper.supervisor import keep_helper
 from coordinator.host_view import (
@@ -241,6 +242,8 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
                         work.start_soon(keep_helper, helper_context(host, addresses, reach, say))
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
+                    accused, reach_peers = host.tracker.convictions, partial(_reach, host, network)
+                    work.start_soon(judge_sums, host.run.manifest, accused, network, host.offload, reach_peers)
                     if keeper is not None:
                         work.start_soon(keeper.run)
                     _serve_checkpoints(host, network, keeper)

@@ -90,10 +90,34 @@ def range_root(num_leaves: int, first: int, leaves: Sequence[bytes], path: Seque
     Raises:
         RemoteProtocolError: an empty range, one beyond the leaves, or a path of another length.
     """
+    return _climbed(num_leaves, first, leaves, path, first)[0]
+
+
+def path_of_one(
+    num_leaves: int, first: int, leaves: Sequence[bytes], path: Sequence[bytes], leaf: int
+) -> tuple[bytes, ...]:
+    """The path of one leaf, as `MerkleTree.path` has it, from the hashes of a range and the path of that range.
+
+    Args:
+        num_leaves, first, leaves, path: as in `range_root`.
+        leaf: its number, in the range.
+
+    Raises:
+        RemoteProtocolError: as `range_root`, or a leaf outside the range.
+    """
+    if not first <= leaf < first + len(leaves):
+        raise RemoteProtocolError(f"leaf {leaf}", f"one of [{first}, {first + len(leaves)})")
+    return tuple(_climbed(num_leaves, first, leaves, path, leaf)[1])
+
+
+def _climbed(
+    num_leaves: int, first: int, leaves: Sequence[bytes], path: Sequence[bytes], leaf: int
+) -> tuple[Root, list[bytes]]:
+    """The root above a range, and the neighbours of one leaf's line on the way there."""
     if not 0 <= first < first + len(leaves) <= num_leaves:
         found = f"leaves [{first}, {first + len(leaves)})"
         raise RemoteProtocolError(found, f"a range of {num_leaves}")
-    level, left, stop = list(leaves), list(path), first + len(leaves)
+    level, left, stop, beside = list(leaves), list(path), first + len(leaves), list[bytes]()
     while num_leaves > 1:
         if first % 2:
             level.insert(0, _taken(left))
@@ -101,10 +125,13 @@ def range_root(num_leaves: int, first: int, leaves: Sequence[bytes], path: Seque
         if stop % 2 and stop < num_leaves:
             level.append(_taken(left))
             stop += 1
+        if (leaf ^ 1) < num_leaves:
+            beside.append(level[(leaf ^ 1) - first])
         level, first, stop, num_leaves = _above(level), first // 2, -(-stop // 2), -(-num_leaves // 2)
+        leaf //= 2
     if left:
         raise RemoteProtocolError(f"{len(path)} hashes of a path", f"{len(path) - len(left)}")
-    return Root(level[0])
+    return Root(level[0]), beside
 
 
 def _taken(path: list[bytes]) -> bytes:

@@ -57,6 +57,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "proof_not_kept": "a proof against a peer was not saved",
     "report_refused": "the host refused this peer's report",
     "residual_bounded": "what compression left out was cut to its bound",
+    "reducer_convicted": "a peer averaged falsely and is shut out",
     "residual_damaged": "what compression left out earlier is damaged on the disk",
     "residual_dropped": "what compression left out earlier is dropped",
     "residual_not_saved": "what compression left out was not saved",

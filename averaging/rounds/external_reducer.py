@@ -22,6 +22,7 @@ from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.exchange_driver import WAIT_FOR_PROPOSAL_S
 from averaging.rounds.exchange.offered_contributions import Offers
+from averaging.rounds.exchange.shown_offers import send_shown
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes
 from averaging.rounds.lineage.round_context import Changes, Seal, SendMessage, Tasks
 from averaging.rounds.traffic.result_ref import NamedResult
@@ -31,7 +32,7 @@ from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.messages.messages import Member, Proposal, ResultReady
-from protocol.rounds.messages.requests import ExchangeHello, FetchResult
+from protocol.rounds.messages.requests import ExchangeHello, FetchChunk, FetchResult
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -237,6 +238,12 @@ class ExternalReducer:
         if job is None or (job.exchange.proposal.base, job.exchange.proposal.ballot) != (hello.base, hello.ballot):
             raise TransportError("an exchange that is not running here", "the running attempt", "try again")
         await job.exchange.serve(sender, hello, stream)
+
+    async def serve_chunk(self, request: FetchChunk, stream: Stream) -> None:
+        """Show one chunk of what we sum, to a member that computes the sum again; an empty end if the round is over."""
+        job = self._jobs.get(request.unit)
+        is_here = job is not None and job.exchange.proposal.base == request.base
+        await send_shown(job.offers if job is not None and is_here else None, request, self._tools.offload, stream)
 
     async def serve_result(self, request: FetchResult, stream: Stream) -> None:
         """Send a result of ours; an empty end if it is gone."""

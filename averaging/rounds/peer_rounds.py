@@ -43,7 +43,7 @@ from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.heartbeat_delta import SAY_WHOLE
 from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, Member, Mend, Proposal, RoundMessage, Settle
-from protocol.rounds.messages.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
+from protocol.rounds.messages.requests import ExchangeHello, FetchChunk, FetchCommits, FetchRequest, FetchResult
 from protocol.rounds.messages.wire import decode_body, decode_record, encode_message
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.queries import is_due_or_open, whom_we_miss
@@ -374,6 +374,8 @@ class PeerRounds:
             await follower.serve_commits(request, stream)
         elif self._external_reducer is not None and isinstance(request, FetchResult):
             await self._external_reducer.serve_result(request, stream)
+        elif self._external_reducer is not None and isinstance(request, FetchChunk):
+            await self._external_reducer.serve_chunk(request, stream)
 
     def _note_where(self, sender: PeerId, request: FetchRequest) -> None:
         # a peer that has only verified a commit asks from that one alone (unit_mirror.py), and has yet to fetch its bytes

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Stream
+from averaging.rounds.audit.unit_audits import UnitAudits
 from averaging.rounds.exchange.exchange_driver import ExchangeDriver
 from averaging.rounds.fetching.gather_results import ExchangeView, Gatherer
 from averaging.rounds.fetching.served_meanwhile import transfer_service
@@ -61,6 +62,7 @@ from protocol.rounds.orders import (
     Commit,
     DropMember,
     EndExchange,
+    FetchSumProof,
     GatherBytes,
     GiveTime,
     LogAck,
@@ -113,16 +115,17 @@ class RoundService:
         self._exchange_driver = ExchangeDriver(config, chain, tools, self._tasks, self.tell, peer.send)
         self._exchange_driver.probe = self._probe
         self._changes = self._exchange_driver.changes
-        driver, changes = self._exchange_driver, self._changes
+        driver = self._exchange_driver
         view = ExchangeView(
             driver.is_exchanging,
-            changes,
+            self._changes,
             arrivals=lambda: driver.arrivals,
             patience_s=lambda: driver.patience_s,
             is_silent=self._is_silent,
         )
         self._gatherer = Gatherer(tools.network, chain, view)
         driver.until_fetched = self._gatherer.until_fetched
+        self._audits = UnitAudits(config, chain, tools, driver.shown, self._tasks, self.tell)
         self._healer = Healer(chain, tools.network, self._trainer_updates, tools.publish, self._live_peers)
         self._lineages = LineageDriver(
             chain, tools, self._gatherer, self._trainer_updates, self.tell, peer, lambda: self.state
@@ -170,6 +173,7 @@ class RoundService:
             self._tasks.use(nursery)
             nursery.start_soon(self._trainer_updates.run)
             nursery.start_soon(self._healer.run)
+            self._tasks.spawn(self._audits.load)
             if self.chain.tools.feedback is not None:
                 nursery.start_soon(self.chain.tools.feedback.run)
             nursery.start_soon(self._tick)
@@ -410,8 +414,10 @@ class RoundService:
             case _:
                 self._pursue(action)
 
-    def _pursue(self, action: Commit | CatchUp | PrepareSwitch | Switch | ReportDoubleVote) -> None:
+    def _pursue(self, action: Commit | CatchUp | PrepareSwitch | Switch | ReportDoubleVote | FetchSumProof) -> None:
         match action:
+            case FetchSumProof():
+                self._tasks.spawn(self._audits.fetch, action)
             case ReportDoubleVote():
                 self._tools.publish(VoterConvicted(action.voter, action.one, action.other))
             case Commit():
@@ -475,13 +481,15 @@ class RoundService:
         """Serve a peer that asks for our data."""
         if isinstance(request, FetchState | FetchHashes) and not self.chain.is_sound:
             return  # an empty end: the peer asks another one, and no generation is pinned for it
-        await self._transfer.serve(sender, request, stream)
+        if not await self._audits.serve(request, stream):
+            await self._transfer.serve(sender, request, stream)
 
     async def _gather_for_ack(self, settle: Settle) -> None:
         record = decode_record(settle.record)
         reducers = (part.reducer for part in record.slices)
         first = (*settle.holders, settle.ballot.peer, *reducers)
         if await self._gatherer.gather(record, tuple(dict.fromkeys((*first, *self._live_peers())))):
+            await self._audits.look(record, self._exchange_driver.contribution)
             await self.tell(BytesHeld(settle))
 
     def _is_silent(self, peer: PeerId) -> bool:

@@ -232,6 +232,8 @@ class CoordinatorService:
             self._bans = await self._ledger.run(
                 lambda ledger: self._with_bans(ledger, report.revocations, now_unix_s, known)
             )
+        if not is_banned:
+            self._tracker.convictions.sums.heard(sender, report.proofs.false_sums)
         self._tracker.note_bans(self._bans.peers)
         counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
         like = said.like if counted is report and said.like else report_digest(counted)

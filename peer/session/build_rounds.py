@@ -12,6 +12,7 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.unit_service import RoundService
+from averaging.state.proof_files import ProofFiles
 from averaging.storage.file_storage import FileStorage
 from peer.session.build import round_config, unit_shapes
 from peer.session.leaving import LINGER_S, linger
@@ -44,6 +45,7 @@ def unit_service(
         life.board.spans.record,
         credential=lambda: joined.roster.own_credential,
         steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
+        proofs=ProofFiles(FileStorage(life.folder / unit, ThreadOffload())),
     )
     return RoundService(config, chain, open_round, tools, rounds)
 

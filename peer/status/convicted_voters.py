@@ -1,21 +1,24 @@
-"""Voters that two of their own signatures convict. They are out at once, also while the host is away, and the host gets the proofs.
+"""Members that their own signatures convict: voters of two that contradict each other, reducers of a false sum. They are out at once,
+also while the host is away, and the host gets the proofs.
 
-Nothing of this is saved. A process that starts again hears of them from the host's bans, or finds the proofs again.
+Proofs of false sums stay on disk (averaging/rounds/audit/sum_proofs.py). Of the others nothing is saved: a process that starts again
+hears of these voters from the host's bans, or finds the proofs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
-from averaging.rounds.lineage.round_reports import RoundReport, VoterConvicted
+from averaging.rounds.lineage.round_reports import RoundReport, SumConvicted, VoterConvicted
 from protocol.errors import RemoteProtocolError
-from protocol.host.reports import MAX_DOUBLE_VOTES, AckPair
+from protocol.host.reports import MAX_DOUBLE_VOTES, MAX_FALSE_SUMS, AckPair, Proofs
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
+from protocol.rounds.messages.messages import FalseSum
 
 log = structlog.get_logger()
 
@@ -28,47 +31,69 @@ def _expels_nobody(_: Collection[PeerId]) -> None: ...
 
 @dataclass
 class ConvictedVoters:
-    """The convicted voters that this process knows.
+    """The convicted members that this process knows.
 
     `expel` is called once with each of them, so that it is refused from then on. `waiting` are the proofs that the host lacks.
     """
 
     me: PeerId
     expel: Callable[[Collection[PeerId]], None] = _expels_nobody
-    proofs: dict[PeerId, AckPair] = field(default_factory=dict)
-    waiting: list[AckPair] = field(default_factory=list)
+    proofs: dict[PeerId, AckPair | FalseSum] = field(default_factory=dict)
+    waiting: list[AckPair | FalseSum] = field(default_factory=list)
 
     def take(self, report: RoundReport) -> bool:
-        """Note a report from the rounds of any unit. Returns whether it convicts a voter that was not known as such."""
-        if not isinstance(report, VoterConvicted) or report.voter in self.proofs or len(self.proofs) >= MAX_CONVICTED:
+        """Note a report from the rounds of any unit. Returns whether it convicts a member that was not known as such."""
+        match report:
+            case VoterConvicted():
+                return self._take_voter(report)
+            case SumConvicted():
+                reason = f"it {report.words}; it is out, and the host hears of it"
+                return self._convict(report.notice.reducer, report.notice, "reducer_convicted", reason)
+            case _:
+                return False
+
+    def _take_voter(self, report: VoterConvicted) -> bool:
+        if report.voter in self.proofs:
             return False
         try:
             proof = AckPair(report.one, report.other)
         except RemoteProtocolError as error:
             log.warning("proof_not_kept", reason=error.one_line())
             return False
-        self.proofs[report.voter] = proof
-        self.waiting.append(proof)
         reason = "two things that it signed in one round contradict each other; it is out, and the host hears of it"
-        log.warning("voter_convicted", peer=peer_name(report.voter), reason=reason)
-        if report.voter != self.me:
-            self.expel((report.voter,))
+        return self._convict(report.voter, proof, "voter_convicted", reason)
+
+    def _convict(self, member: PeerId, proof: AckPair | FalseSum, event: str, reason: str) -> bool:
+        if member in self.proofs or len(self.proofs) >= MAX_CONVICTED:
+            return False
+        self.proofs[member] = proof
+        self.waiting.append(proof)
+        log.warning(event, peer=peer_name(member), reason=reason)
+        if member != self.me:
+            self.expel((member,))
         return True
 
     @property
-    def next_for_host(self) -> tuple[AckPair, ...]:
+    def next_for_host(self) -> Proofs:
         """The proofs of the next report."""
-        return tuple(self.waiting[:MAX_DOUBLE_VOTES])
+        pairs = [proof for proof in self.waiting if isinstance(proof, AckPair)]
+        sums = [proof for proof in self.waiting if isinstance(proof, FalseSum)]
+        return Proofs(tuple(pairs[:MAX_DOUBLE_VOTES]), tuple(sums[:MAX_FALSE_SUMS]))
 
-    def host_has(self, proofs: Collection[AckPair]) -> None:
+    def host_has(self, proofs: Proofs) -> None:
         """The host took these proofs."""
-        self.waiting[:] = [proof for proof in self.waiting if proof not in proofs]
+        taken = (*proofs.double_votes, *proofs.false_sums)
+        self.waiting[:] = [proof for proof in self.waiting if proof not in taken]
 
     @property
     def sentence(self) -> str:
-        """The convicted voters in one line; empty if there are none."""
-        if not self.proofs:
-            return ""
-        names = ", ".join(peer_name(peer) for peer in list(self.proofs)[:3])
-        others = f" and {len(self.proofs) - 3} more" if len(self.proofs) > 3 else ""
-        return f"signed what contradicts itself and are out: {names}{others}"
+        """The convicted members in one line; empty if there are none."""
+        voters = [peer for peer, proof in self.proofs.items() if isinstance(proof, AckPair)]
+        reducers = [peer for peer, proof in self.proofs.items() if isinstance(proof, FalseSum)]
+        said = (("signed what contradicts itself", voters), ("signed false sums", reducers))
+        return "; ".join(f"{what} and are out: {_named(peers)}" for what, peers in said if peers)
+
+
+def _named(peers: Sequence[PeerId]) -> str:
+    names = ", ".join(peer_name(peer) for peer in peers[:3])
+    return f"{names} and {len(peers) - 3} more" if len(peers) > 3 else names

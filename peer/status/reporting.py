@@ -32,6 +32,7 @@ from protocol.host.report_pace import again_in_s, turn_s
 from protocol.host.reports import (
     MAX_CERTIFICATES,
     MAX_JOULES,
+    NO_PROOFS,
     EnergySpent,
     HeldoutResult,
     OwnCounts,
@@ -119,7 +120,7 @@ def make_report(
         state_root=service.chain.root if service is not None else NO_ROOT,
         is_ready_to_start=is_ready_to_start,
         heldout=tuple(board.heldout),
-        double_votes=board.convicted.next_for_host,
+        proofs=board.convicted.next_for_host,
         certificates=certificates,
         addresses=board.network.addresses()[:8] if board.network is not None else (),
         signed=signed,
@@ -239,7 +240,7 @@ class Reporter:
         sent = set(report.certificates)
         self._sent_asides.update(commit for commit, raw in asides.items() if raw in sent)
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
-        self._board.convicted.host_has(report.double_votes)
+        self._board.convicted.host_has(report.proofs)
         self._note(reply)
         await self._take_revocations(reply)
         if self.milestones is not None:
@@ -374,7 +375,11 @@ class Reporter:
             return False
         is_same = reply.like == report_digest(report) and self._reported_numbers == _numbers(report)
         brings = (
-            report.heldout or report.certificates or report.start_record or report.double_votes or report.milestones
+            report.heldout
+            or report.certificates
+            or report.start_record
+            or report.proofs != NO_PROOFS
+            or report.milestones
         )
         return is_same and not brings and trio.current_time() - self._reported_at_s < self.again_s - REPORT_EVERY_S / 2
 

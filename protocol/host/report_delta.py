@@ -24,7 +24,7 @@ _MOVING: Final = (
     "could_tokens_per_s",
     "counts",
 )
-_BROUGHT: Final = ("heldout", "certificates", "double_votes")
+_BROUGHT: Final = ("heldout", "certificates", "proofs")
 _NAMES: Final = ("chosen",)
 """Fixed for the life of a process, so the first whole report brings them. A host that does not know them finds the same digest."""
 

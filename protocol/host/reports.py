@@ -26,11 +26,12 @@ from protocol.host.report_pace import MAX_AGAIN_S
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.envelope import OVERHEAD_BYTES
 from protocol.identity.revocation import MAX_REVOCATIONS
-from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
+from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
 from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
 from protocol.rounds.messages.claim import MAX_CLAIM_BYTES
+from protocol.rounds.messages.messages import FalseSum
 from protocol.run.source_section import MAX_SOURCES
 from protocol.tensors.expert_schema import MAX_EXPERTS
 
@@ -45,6 +46,9 @@ REPORT_DIGEST_BYTES: Final = 8
 
 MAX_DOUBLE_VOTES: Final = 8
 """Proofs of double votes in one report."""
+
+MAX_FALSE_SUMS: Final = 8
+"""Accusations of reducers in one report."""
 
 MAX_SIGNED_BYTES: Final = max(MAX_VOTE_BYTES, OVERHEAD_BYTES + MAX_CLAIM_BYTES)
 """One half of such a proof: an ack or a claim in its envelope."""
@@ -137,6 +141,28 @@ class AckPair:
 
 
 @dataclass(frozen=True, slots=True)
+class Proofs:
+    """Proofs of members' lies.
+
+    Attributes:
+        double_votes: of voters that contradicted themselves.
+        false_sums: of reducers that signed false sums; the host asks the peer for the proofs, which are too long for a report.
+    """
+
+    double_votes: tuple[AckPair, ...] = ()
+    false_sums: tuple[FalseSum, ...] = ()
+
+    def __post_init__(self) -> None:
+        found = len(self.double_votes)
+        require(found <= MAX_DOUBLE_VOTES, f"{found} double votes", f"at most {MAX_DOUBLE_VOTES}")
+        found = len(self.false_sums)
+        require(found <= MAX_FALSE_SUMS, f"{found} false sums", f"at most {MAX_FALSE_SUMS}")
+
+
+NO_PROOFS: Final = Proofs()
+
+
+@dataclass(frozen=True, slots=True)
 class EnergySpent:
     """The counts of a peer's meters since its process started: `joules` of its cards and processor, by all programs, and the tokens
     that it trained meanwhile. `g_per_kwh`: grams of CO2 a kilowatt-hour, its owner's or else the
@@ -203,7 +229,7 @@ class PeerReport:
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
         lane: of a pipeline run, the lane or group of replicas that it serves in; None where it serves in none.
         could_tokens_per_s: the rate of its stage if it never had to wait for others; 0 before it is known.
-        double_votes: proofs that voters contradicted themselves, which this peer found or was shown.
+        proofs: of members' lies, which this peer found or was shown.
         counts: of its own since its process started.
         chosen: name and team, for display only. A received one that cannot be shown is empty.
     """
@@ -236,7 +262,7 @@ class PeerReport:
     unit_bytes: tuple[UnitBytes, ...] = ()
     lane: int | None = None
     could_tokens_per_s: float = 0.0
-    double_votes: tuple[AckPair, ...] = ()
+    proofs: Proofs = NO_PROOFS
     chosen: ChosenName = NONE_CHOSEN
     counts: OwnCounts = NO_COUNTS
 
@@ -258,9 +284,13 @@ class PeerReport:
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
-        sizes["double votes"] = len(self.double_votes), MAX_DOUBLE_VOTES
         for what, (found, most) in sizes.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
+
+    @property
+    def double_votes(self) -> tuple[AckPair, ...]:
+        """As in `proofs`."""
+        return self.proofs.double_votes
 
     @property
     def start_record(self) -> bytes:
@@ -381,6 +411,8 @@ def encode_report(report: PeerReport) -> bytes:
         body.unit_bytes.add(unit=moved.unit, bytes_up=moved.bytes_up, bytes_down=moved.bytes_down)
     for pair in report.double_votes:
         body.double_votes.add(one=pair.one, other=pair.other)
+    for notice in report.proofs.false_sums:
+        body.false_sums.add(**values_by_name(notice, pb.FalseSumBody))
     for result in report.heldout:
         part_body = body.heldout.add(
             commit=result.commit,
@@ -422,9 +454,18 @@ def decode_report(data: bytes) -> PeerReport:
         "counts": _decode_counts(tuple(values.pop("source_tokens"))[: MAX_SOURCES + 1], body),
         "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
         "chosen": ChosenName(received_name(values.pop("nickname")), received_name(values.pop("team"))),
-        "double_votes": tuple(AckPair(p.one, p.other) for p in body.double_votes[: MAX_DOUBLE_VOTES + 1]),
+        "proofs": _decode_proofs(body),
     }
     return PeerReport(**values)
+
+
+def _decode_proofs(body: pb.ReportBody) -> Proofs:
+    pairs = tuple(AckPair(pair.one, pair.other) for pair in body.double_votes[: MAX_DOUBLE_VOTES + 1])
+    sums = (
+        FalseSum(UnitName(shown(p.unit)), CommitId(p.base), PeerId(shown(p.reducer)), Root(p.result_hash), p.proof_hash)
+        for p in body.false_sums[: MAX_FALSE_SUMS + 1]
+    )
+    return Proofs(pairs, tuple(sums))
 
 
 def _decode_counts(source_tokens: tuple[int, ...], body: pb.ReportBody) -> OwnCounts:

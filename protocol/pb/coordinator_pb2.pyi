@@ -188,7 +188,7 @@ class ScoreReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s", "double_votes", "nickname", "team", "source_tokens", "energy", "known_milestones", "milestones")
+    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s", "double_votes", "nickname", "team", "source_tokens", "energy", "known_milestones", "milestones", "false_sums")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class ReportBody(_message.Message):
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     KNOWN_MILESTONES_FIELD_NUMBER: _ClassVar[int]
     MILESTONES_FIELD_NUMBER: _ClassVar[int]
+    FALSE_SUMS_FIELD_NUMBER: _ClassVar[int]
     state: str
     reason: str
     unit: str
@@ -263,7 +264,8 @@ class ReportBody(_message.Message):
     energy: EnergyBody
     known_milestones: bytes
     milestones: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ..., double_votes: _Optional[_Iterable[_Union[AckPairBody, _Mapping]]] = ..., nickname: _Optional[str] = ..., team: _Optional[str] = ..., source_tokens: _Optional[_Iterable[int]] = ..., energy: _Optional[_Union[EnergyBody, _Mapping]] = ..., known_milestones: _Optional[bytes] = ..., milestones: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    false_sums: _containers.RepeatedCompositeFieldContainer[FalseSumBody]
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ..., double_votes: _Optional[_Iterable[_Union[AckPairBody, _Mapping]]] = ..., nickname: _Optional[str] = ..., team: _Optional[str] = ..., source_tokens: _Optional[_Iterable[int]] = ..., energy: _Optional[_Union[EnergyBody, _Mapping]] = ..., known_milestones: _Optional[bytes] = ..., milestones: _Optional[_Iterable[bytes]] = ..., false_sums: _Optional[_Iterable[_Union[FalseSumBody, _Mapping]]] = ...) -> None: ...
 
 class EnergyBody(_message.Message):
     __slots__ = ("joules", "tokens", "g_per_kwh")
@@ -274,6 +276,20 @@ class EnergyBody(_message.Message):
     tokens: int
     g_per_kwh: float
     def __init__(self, joules: _Optional[float] = ..., tokens: _Optional[int] = ..., g_per_kwh: _Optional[float] = ...) -> None: ...
+
+class FalseSumBody(_message.Message):
+    __slots__ = ("unit", "base", "reducer", "result_hash", "proof_hash")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_FIELD_NUMBER: _ClassVar[int]
+    RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PROOF_HASH_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    reducer: str
+    result_hash: bytes
+    proof_hash: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., proof_hash: _Optional[bytes] = ...) -> None: ...
 
 class AckPairBody(_message.Message):
     __slots__ = ("one", "other")

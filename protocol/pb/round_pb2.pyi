@@ -353,6 +353,78 @@ class DoubleVote(_message.Message):
     other: bytes
     def __init__(self, unit: _Optional[str] = ..., one: _Optional[bytes] = ..., other: _Optional[bytes] = ...) -> None: ...
 
+class FalseSum(_message.Message):
+    __slots__ = ("unit", "base", "reducer", "result_hash", "proof_hash")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_FIELD_NUMBER: _ClassVar[int]
+    RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PROOF_HASH_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    reducer: str
+    result_hash: bytes
+    proof_hash: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., proof_hash: _Optional[bytes] = ...) -> None: ...
+
+class Input(_message.Message):
+    __slots__ = ("peer", "root", "weight")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    root: bytes
+    weight: int
+    def __init__(self, peer: _Optional[str] = ..., root: _Optional[bytes] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class SliceSum(_message.Message):
+    __slots__ = ("unit", "base", "first_chunk", "stop_chunk", "reducer", "result_hash", "lost_ppm", "inputs", "disagreeing")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_FIELD_NUMBER: _ClassVar[int]
+    RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    LOST_PPM_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEING_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    first_chunk: int
+    stop_chunk: int
+    reducer: str
+    result_hash: bytes
+    lost_ppm: int
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    disagreeing: _containers.RepeatedCompositeFieldContainer[Disagreement]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., disagreeing: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ...) -> None: ...
+
+class ShownChunk(_message.Message):
+    __slots__ = ("root", "path", "data")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    path: bytes
+    data: bytes
+    def __init__(self, root: _Optional[bytes] = ..., path: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SumProof(_message.Message):
+    __slots__ = ("sum", "seal", "chunk", "leaf", "path", "shown")
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
+    sum: SliceSum
+    seal: bytes
+    chunk: int
+    leaf: bytes
+    path: bytes
+    shown: _containers.RepeatedCompositeFieldContainer[ShownChunk]
+    def __init__(self, sum: _Optional[_Union[SliceSum, _Mapping]] = ..., seal: _Optional[bytes] = ..., chunk: _Optional[int] = ..., leaf: _Optional[bytes] = ..., path: _Optional[bytes] = ..., shown: _Optional[_Iterable[_Union[ShownChunk, _Mapping]]] = ...) -> None: ...
+
 class Certificate(_message.Message):
     __slots__ = ("record", "acks", "leaves", "ack", "votes")
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -643,24 +715,48 @@ class FetchMilestones(_message.Message):
     unit: str
     def __init__(self, unit: _Optional[str] = ...) -> None: ...
 
+class FetchChunk(_message.Message):
+    __slots__ = ("unit", "base", "chunk", "roots")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    chunk: int
+    roots: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., chunk: _Optional[int] = ..., roots: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class FetchProof(_message.Message):
+    __slots__ = ("unit", "proof_hash")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    PROOF_HASH_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    proof_hash: bytes
+    def __init__(self, unit: _Optional[str] = ..., proof_hash: _Optional[bytes] = ...) -> None: ...
+
 class FetchRequest(_message.Message):
-    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones", "fetch_parts")
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones", "fetch_parts", "fetch_chunk", "fetch_proof")
     FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
     FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
     FETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
     FETCH_MILESTONES_FIELD_NUMBER: _ClassVar[int]
     FETCH_PARTS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FETCH_PROOF_FIELD_NUMBER: _ClassVar[int]
     fetch_result: FetchResult
     fetch_commits: FetchCommits
     fetch_state: FetchState
     fetch_hashes: FetchHashes
     fetch_milestones: FetchMilestones
     fetch_parts: FetchParts
-    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ...) -> None: ...
+    fetch_chunk: FetchChunk
+    fetch_proof: FetchProof
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ..., fetch_chunk: _Optional[_Union[FetchChunk, _Mapping]] = ..., fetch_proof: _Optional[_Union[FetchProof, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
-    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote")
+    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote", "false_sum")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -675,6 +771,7 @@ class RoundMessage(_message.Message):
     PRE_VOTE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     DOUBLE_VOTE_FIELD_NUMBER: _ClassVar[int]
+    FALSE_SUM_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     leave: Leave
     proposal: Proposal
@@ -689,4 +786,5 @@ class RoundMessage(_message.Message):
     pre_vote_request: PreVoteRequest
     pre_vote: PreVote
     double_vote: DoubleVote
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., pre_vote_request: _Optional[_Union[PreVoteRequest, _Mapping]] = ..., pre_vote: _Optional[_Union[PreVote, _Mapping]] = ..., double_vote: _Optional[_Union[DoubleVote, _Mapping]] = ...) -> None: ...
+    false_sum: FalseSum
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., pre_vote_request: _Optional[_Union[PreVoteRequest, _Mapping]] = ..., pre_vote: _Optional[_Union[PreVote, _Mapping]] = ..., double_vote: _Optional[_Union[DoubleVote, _Mapping]] = ..., false_sum: _Optional[_Union[FalseSum, _Mapping]] = ...) -> None: ...

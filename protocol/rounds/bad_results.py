@@ -1,15 +1,18 @@
 """Results that cannot be used: headers that say what nobody signed, other bytes than their reducer named, or meaningless bytes (R10,
 R14 and R16). And records that name those, or follow other settings than the run's.
 
+A sum that is proven to be false is another matter: voters that had no proof may have acked a record that names it.
+
 Everybody agrees on whether bytes mean anything. So no honest peer acks a record that names meaningless bytes, and a quorum of acks
 for it cannot exist. If a voter claims to have acked such a record, that decided nothing.
 
-Rules: R10, R14, R16 (protocol/rounds/RULES.md).
+Rules: R10, R14, R16, R27 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
@@ -17,7 +20,7 @@ from protocol.identity.envelope import open_envelope
 from protocol.ids import PeerId, Root, short
 from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt
-from protocol.rounds.events import ResultRefused
+from protocol.rounds.events import ResultRefused, SumProven, SumWithheld
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.disagreement_rules import all_disagreeing, disagreements, guard_problem
 from protocol.rounds.lineage.record_rules import (
@@ -28,10 +31,12 @@ from protocol.rounds.lineage.record_rules import (
     result_problem,
 )
 from protocol.rounds.lineage.rule_numbers import SIGNED
-from protocol.rounds.messages.messages import Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages.messages import FalseSum, Proposal, ResultHeader, ResultReady, Settle, SliceSpec
 from protocol.rounds.messages.record import NO_SPINE, CommitRecord
 from protocol.rounds.messages.wire import decode_body, decode_record
+from protocol.rounds.orders import FetchSumProof, Send
 from protocol.rounds.participants import without_slices
+from protocol.rounds.queries import is_gone
 from protocol.rounds.schedule.outer_rule import allowed_outer
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import RoundConfig, RoundState, RoundStep
@@ -149,11 +154,90 @@ def may_have_been_acked(state: RoundState, record: bytes) -> bool:
     return not record_problem(state.link, link.record, check, state.link.roster)
 
 
-def result_refused(state: RoundState, event: ResultRefused, now_s: float) -> RoundStep:
+# --- false sums (R27) ---------------------------------------------------------------------------------------------------------
+
+MOST_OLD: Final = 64
+"""A proof of a false sum on a base so many commits behind the head convicts nobody any more: its reducer may have followed the
+arithmetic of an older release.
+"""
+
+
+def sum_accused(state: RoundState, sender: PeerId, message: FalseSum) -> RoundStep:
+    """Another peer has a proof of a false sum: ask it for the proof."""
+    who, config = short(message.reducer), state.config
+    if message.unit != config.unit or message.reducer in state.barred.expelled:
+        return RoundStep(state, remark=f"{short(sender)} accuses {who}, which convicts nobody new here")
+    if message.reducer == config.me.peer:
+        return RoundStep(state, remark=f"{short(sender)} accuses us of a false sum; the others judge that")
+    if message.reducer not in state.peers and message.reducer not in state.link.roster:
+        return RoundStep(state, remark=f"{short(sender)} accuses {who}, which is not known here")
+    node = state.tree.nodes.get(message.base)
+    if node is None or node.link.index < state.link.index - MOST_OLD:
+        found = f"{short(sender)} accuses {who} of a sum on commit {short(message.base)}"
+        return RoundStep(state, remark=f"{found}; expected one of the newest {MOST_OLD}")
+    why = f"{short(sender)} says that {who} signed a false sum: its proof is looked at"
+    return RoundStep(state, (FetchSumProof(sender, message, why),))
+
+
+def _sum_proven(state: RoundState, event: SumProven, now_s: float) -> RoundStep:
+    """A reducer's false sum is proven: nothing of it counts any more, no fresh record with its result is acked here, and the others
+    are told once. If we lead, its slice goes to another.
+    """
+    notice, me = event.notice, state.config.me.peer
+    if notice.reducer == me:
+        return RoundStep(state, remark=f"a proof says that we {event.why}; the others judge that")
+    is_new = notice.reducer not in state.barred.expelled
+    false_sums = state.barred.false_sums | {notice.result_hash}
+    state = replace(state, barred=replace(state.barred.expelling(notice.reducer), false_sums=false_sums))
+    reason = f"{short(notice.reducer)} {event.why}: it is out"
+    gathering = state.open.gathering
+    if gathering is not None and _is_fresh_and_false(state, gathering):
+        state = replace(state, open=replace(state.open, gathering=None))
+    others = tuple(p for p in sorted(state.peers) if p not in (notice.reducer, me) and not is_gone(state, p))
+    told = (Send(others, notice, reason),) if others and is_new and event.is_news else ()
+    proposal = state.open.proposal
+    if proposal is None or notice.base != state.link.commit:
+        return RoundStep(state, told, reason)
+    refused = result_refused(state, ResultRefused(notice.base, proposal.ballot, notice.reducer, event.why), now_s)
+    return RoundStep(refused.state, (*told, *refused.actions), reason, refused.remark)
+
+
+def _sum_withheld(state: RoundState, event: SumWithheld) -> RoundStep:
+    """A reducer that shows nobody what it summed gets no slice of us for some rounds. It may also be unlucky: it keeps its vote."""
+    if event.base != state.link.commit or event.reducer == state.config.me.peer:
+        return RoundStep(state, remark=f"{short(event.reducer)} did not show a sum of a round that is over")
+    remark = f"{short(event.reducer)} did not show its sum: {event.why}; it gets no slice of us for a while"
+    return RoundStep(without_slices(state, [event.reducer]), remark=remark)
+
+
+def false_sum_problem(state: RoundState, settle: Settle, record: CommitRecord | None) -> str:
+    """Why a settled record is not acked for the sake of its sums; empty if it may be. A record that others may have acked in an
+    earlier attempt has to be finished as it is, false sums and all (R16): what is decided stays, and the liar is out.
+    """
+    if record is None or record.ballot != settle.ballot:
+        return ""
+    false = next((part for part in record.slices if part.result_hash in state.barred.false_sums), None)
+    if false is None:
+        return ""
+    return f"refused a record that names the sum of {short(false.reducer)}, which is proven to be false"
+
+
+def _is_fresh_and_false(state: RoundState, settle: Settle) -> bool:
+    try:
+        return bool(false_sum_problem(state, settle, decode_record(settle.record)))
+    except RemoteProtocolError:
+        return False
+
+
+def result_refused(state: RoundState, event: ResultRefused | SumProven | SumWithheld, now_s: float) -> RoundStep:
     """A reducer, possibly ourselves, gave a result that cannot be used: it gets no slice in our next attempts on this base. If we
     lead, its slice goes to another. If our record names the result already, the attempt ends, unless another peer acked it and so
-    has the bytes.
+    has the bytes. A reducer of a false sum is out for good.
     """
+    if isinstance(event, SumProven):
+        return _sum_proven(state, event, now_s)
+    if isinstance(event, SumWithheld):
+        return _sum_withheld(state, event)
     found = f"the result of {short(event.reducer)} cannot be used: {event.why}"
     opened = state.open
     if event.base != state.link.commit or opened.committing is not None:

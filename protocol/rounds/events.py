@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode
-from protocol.rounds.messages.messages import Certificate, Heartbeat, Leave, Member, RoundMessage, Settle
+from protocol.rounds.messages.messages import Certificate, FalseSum, Heartbeat, Leave, Member, RoundMessage, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
 
@@ -156,6 +156,28 @@ class ResultRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class SumProven:
+    """A proof that convicts a reducer was checked here and is on disk: `notice` names it, `why` says what it proves. `is_news`: it was
+    not known to this process, so the others are told.
+    """
+
+    notice: FalseSum
+    why: str
+    is_news: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SumWithheld:
+    """A sum on our base could not be computed again: neither its reducer, which has all it counts, nor the contributors showed some
+    chunks, for the reason `why`. That proves nothing.
+    """
+
+    base: CommitId
+    reducer: PeerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommitsFetched:
     """A peer's answer to CatchUp, oldest first."""
 
@@ -270,6 +292,8 @@ Event = (
     | CommitStalled
     | ExchangeMeasured
     | ResultRefused
+    | SumProven
+    | SumWithheld
     | CommitsFetched
     | SwitchPrepared
     | SwitchFailed

@@ -45,6 +45,8 @@ from protocol.rounds.events import (
     ResultRefused,
     RoundTicked,
     SpineMoved,
+    SumProven,
+    SumWithheld,
     Switched,
     SwitchFailed,
     SwitchPrepared,
@@ -57,6 +59,7 @@ from protocol.rounds.messages.messages import (
     Ack,
     Committed,
     DoubleVote,
+    FalseSum,
     Heartbeat,
     Leave,
     Mend,
@@ -145,7 +148,7 @@ def step(state: RoundState, event: Event, now_s: float) -> RoundStep:
             return RoundStep(_progressed(state, event))
         case ExchangeMeasured():
             return RoundStep(replace(state, exchange_s=event.seconds))
-        case ResultRefused():
+        case ResultRefused() | SumProven() | SumWithheld():
             return refusing.result_refused(state, event, now_s)
         case ContributionReady() | ContributionFailed():
             return _contribution_settled(state, event, now_s)
@@ -171,18 +174,12 @@ def _voted(
             return voting.leave_logged(state, event)
 
 
-def _followed(
-    state: RoundState,
-    event: Applied
-    | CommitStalled
-    | CommitsFetched
-    | SwitchPrepared
-    | SwitchFailed
-    | Switched
-    | SpineMoved
-    | FlipOrdered,
-    now_s: float,
-) -> RoundStep:
+_Followed = (
+    Applied | CommitStalled | CommitsFetched | SwitchPrepared | SwitchFailed | Switched | SpineMoved | FlipOrdered
+)
+
+
+def _followed(state: RoundState, event: _Followed, now_s: float) -> RoundStep:
     match event:
         case Applied():
             return following.applied(state, event, now_s)
@@ -242,6 +239,8 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> RoundSte
     match message:
         case DoubleVote():
             return accused(state, sender, message)
+        case FalseSum():
+            return refusing.sum_accused(state, sender, message)
         case Leave():
             return liveness.peer_left(state, sender, message, event.raw, now_s)
         case Committed():
@@ -324,10 +323,8 @@ def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> RoundSte
 
 def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> RoundStep:
     if message.member.peer != sender or sender == state.config.me.peer:
-        return RoundStep(
-            liveness.heard(state, sender, now_s),
-            remark=f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}; expected its own",
-        )
+        remark = f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}; expected its own"
+        return RoundStep(liveness.heard(state, sender, now_s), remark=remark)
     known = state.peers.get(sender)
     if known is not None and known.member is not None and message.member.session < known.member.session:
         found, newest = message.member.session, known.member.session  # of an earlier process, overtaken on its way
@@ -479,10 +476,10 @@ def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: floa
     """A slice is summed. A result that we report to ourselves is on our disk: it is our own, or came on our stream."""
     opened = state.open
     if opened.proposal is None or message.ballot != opened.proposal.ballot:
-        expected = (
+        known = (
             "no attempt is under way here" if opened.proposal is None else f"expected {_named(opened.proposal.ballot)}"
         )
-        return RoundStep(state, remark=f"dropped a result of {_named(message.ballot)}: {expected}")
+        return RoundStep(state, remark=f"dropped a result of {_named(message.ballot)}: {known}")
     try:
         header = refusing.open_result(state.config, opened.proposal, message, state.link.roster)
     except refusing.FalseResultError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import TreeNode
-from protocol.rounds.messages.messages import Certificate, Heartbeat, Leave, Proposal, RoundMessage, Settle
+from protocol.rounds.messages.messages import Certificate, FalseSum, Heartbeat, Leave, Proposal, RoundMessage, Settle
 from protocol.rounds.messages.record import Ballot
 
 
@@ -178,6 +178,15 @@ class ReportDoubleVote:
     reason: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class FetchSumProof:
+    """Ask the peer for the proof of a false sum, check it and keep it; answer SumProven if it convicts the reducer."""
+
+    source: PeerId
+    notice: FalseSum
+    reason: str = field(default="", compare=False)
+
+
 Action = (
     Send
     | SendHeartbeat
@@ -196,4 +205,5 @@ Action = (
     | PrepareSwitch
     | Switch
     | ReportDoubleVote
+    | FetchSumProof
 )

@@ -363,12 +363,14 @@ class Barred:
 
     Attributes:
         is_apart: whether others are at work, or may be, and we hear none of them.
-        expelled: peers that two acks of their own convict (lineage/double_votes.py); nothing of theirs counts any more.
+        expelled: peers that their own signatures convict (lineage/double_votes.py, audit/sum_proof.py); nothing of theirs counts
+            any more.
         no_slices_until: the commit from which on these reducers may get a slice of us again; they withheld a result or lied in one.
         voters_until: the commit from which on we may drop these voters again: others did not ack a record of ours without them.
         patient_at: the commit at which we last waited for these peers because they reported slow lines (participants.py).
         doubted_until: the commit from which on we believe these members' uploads again (participants.py).
         silent_since: when we found that these peers answer no heartbeats, the latest last (failure_probes.py).
+        false_sums: results of which a proof says that they are summed falsely (audit/sum_proof.py).
     """
 
     expelled: frozenset[PeerId] = frozenset()
@@ -378,6 +380,7 @@ class Barred:
     patient_at: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     doubted_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     silent_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    false_sums: frozenset[Root] = frozenset()
 
     def expelling(self, *peers: PeerId) -> Barred:
         """These peers are out, too."""

@@ -16,7 +16,7 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import attempt, leading
-from protocol.rounds.bad_results import unusable
+from protocol.rounds.bad_results import false_sum_problem, unusable
 from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem, with_leaves
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
@@ -100,7 +100,7 @@ def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> 
         gathering = f"the bytes of attempt {opened.gathering.ballot.attempt} are being gathered"
         remark = f"{short(sender)} settled attempt {settle.ballot.attempt}, but {gathering}; expected a higher one"
         return RoundStep(state, remark=remark)
-    problem = _why_not_ack(state, link, now_s)
+    problem = _why_not_ack(state, link, now_s) or false_sum_problem(state, settle, link.record)
     if problem:
         return RoundStep(state, (), problem)
     problem = _broken_rule(state, settle, link, now_s)

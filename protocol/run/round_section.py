@@ -9,7 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from protocol.kinds.codec_table import CONTRIBUTION_CODECS, RESULT_CODECS, SPARSE_CODECS, leaves_out
 from protocol.kinds.robust_table import OFF, ROBUST_RULES
 from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, MOST_CAP_FACTOR, NO_CAP
-from protocol.rounds.schedule.sum_rules import SumRules
+from protocol.rounds.schedule.sum_rules import AUDIT_SHARE, SumRules
 from protocol.run.section import Count, Fraction, OneOf, Section
 from protocol.run.streaming_rules import what_is_wrong_with_mixing
 from protocol.run.traffic import MOST_INTERVAL_S
@@ -93,6 +93,11 @@ class RoundSection(Section):
     patient_every: Annotated[int, Field(ge=1, le=1000)] = 8
     """With `close_share`, one of so many rounds waits for all members, so slow ones are counted there."""
 
+    audit_share: Fraction = AUDIT_SHARE
+    """Share of a contribution's bytes that each member fetches in a round, to compute some sums of others again. A member that signed
+    a false one is banned by its own signature. 0 looks at nothing.
+    """
+
     @property
     def cap_factor(self) -> int:
         """`weight_cap` as the rules number of records has it."""
@@ -101,7 +106,12 @@ class RoundSection(Section):
     @property
     def sums(self) -> SumRules:
         """How reducers sum the slices of the run."""
-        return SumRules(robust=self.robust, close_share=self.close_share, patient_every=self.patient_every)
+        return SumRules(
+            robust=self.robust,
+            close_share=self.close_share,
+            patient_every=self.patient_every,
+            audit_share=self.audit_share,
+        )
 
     @property
     def feedback(self) -> float:

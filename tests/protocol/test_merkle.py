@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.merkle import MerkleTree, leaf_hash, merkle_root, node_hash, range_root
+from protocol.merkle import MerkleTree, leaf_hash, merkle_root, node_hash, path_of_one, range_root
 
 
 def _leaves(count: int) -> list[bytes]:
@@ -81,3 +81,22 @@ def test_a_path_of_another_length_and_a_range_beyond_the_leaves_are_refused() ->
 def test_a_node_of_two_leaves_is_the_root_of_their_tree() -> None:
     leaves = [leaf_hash(b"a"), leaf_hash(b"b")]
     assert node_hash(*leaves) == merkle_root(leaves)
+
+
+def test_the_path_of_one_leaf_follows_from_those_of_any_range_that_holds_it() -> None:
+    for count in range(1, 20):
+        leaves = _leaves(count)
+        tree = MerkleTree.over(leaves)
+        for first, stop in _ranges(count):
+            path = tree.path(first, stop)
+            for leaf in range(first, stop):
+                found = path_of_one(count, first, leaves[first:stop], path, leaf)
+                assert found == tree.path(leaf, leaf + 1)
+                assert range_root(count, leaf, [leaves[leaf]], found) == tree.root
+
+
+def test_a_leaf_outside_the_range_has_no_path_in_it() -> None:
+    leaves = _leaves(7)
+    for leaf in (1, 5):
+        with pytest.raises(RemoteProtocolError, match=rf"leaf {leaf}; expected one of \[2, 5\)"):
+            path_of_one(7, 2, leaves[2:5], MerkleTree.over(leaves).path(2, 5), leaf)

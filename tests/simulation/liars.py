@@ -109,6 +109,9 @@ OFTEN: Final = 0.5
 LONE_EVERY_S: Final = 6.0
 WITHHELD_S: Final = 30.0
 BACK_AFTER_S: Final = 2.0
+MANY_SUMS: Final = 20
+"""False sums, also of attempts that came to nothing, after which their reducer must be known for them."""
+
 MOST_LONE: Final = 6
 """Lineages that one liar signs alone."""
 
@@ -131,6 +134,7 @@ class Liar:
     num_lone: int = 0
     stall_chooser: random.Random = field(default_factory=random.Random)
     num_broken: int = 0
+    num_false_sums: int = 0
     fence: Ballot | None = None
     consents: dict[PeerId, bytes] = field(default_factory=dict)
 
@@ -289,6 +293,7 @@ def draw_liars(world: World) -> None:
         later = random.Random(f"stalls {world.seed}/{node.number}")
         if len(world.nodes) > 2 and later.random() < OFTEN:
             kinds |= frozenset(later.sample(STALLS, later.randint(*NUM_STALLS)))
+        kinds = frozenset(world.profile.lies) or kinds
         world.liars[node.peer] = Liar(
             node, gang_of(world, node.peer, node.signer, own), kinds, own, stall_chooser=later
         )
@@ -467,6 +472,7 @@ def _zeroed(world: World, real: Any) -> Any:
         liar = world.liars.get(self.part.reducer)
         if liar is None or not liar.does("result wrong sum"):
             return sums
+        liar.num_false_sums += 1
         begin = self._place(self.part.first_chunk, self.part.stop_chunk).start
         for chunk in chunks:
             place = self._place(chunk, chunk + 1)
@@ -474,6 +480,13 @@ def _zeroed(world: World, real: Any) -> Any:
         return {chunk: replace(each, leaf=leaf_hash(each.encoded)) for chunk, each in sums.items()}
 
     return summed
+
+
+def look_at_convictions(world: World) -> None:
+    """In a world whose members look at all they may, whoever sums falsely again and again is found."""
+    for peer, liar in world.liars.items():
+        if world.profile.sums.audit_share and liar.num_false_sums >= MANY_SUMS and peer not in world.convicted:
+            raise Violation(f"{liar.node.name} summed falsely {liar.num_false_sums} times and was never convicted")
 
 
 async def keep_up(world: World) -> None:

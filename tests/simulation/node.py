@@ -19,7 +19,7 @@ from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift
 from averaging.rounds.lineage.round_context import RoundContext
-from averaging.rounds.lineage.round_reports import Contributed, HeadsMoved, RoundCommitted, RoundReport
+from averaging.rounds.lineage.round_reports import Contributed, HeadsMoved, RoundCommitted, RoundReport, SumConvicted
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
@@ -29,6 +29,7 @@ from averaging.rounds.traffic.discovery import DirectoryPoller, Rhythm, announce
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL
 from averaging.rounds.unit_service import RoundService
 from averaging.state.generations import Generations
+from averaging.state.proof_files import ProofFiles
 from averaging.state.state import UnitState
 from averaging.state.unit_log import UnitLog
 from averaging.storage.memory_storage import MemoryStorage
@@ -432,7 +433,16 @@ class Node:
         admission = partial(admission_of, self.peer, world.run_id)
         clock, work = self.clock, chain.tools.offload
         round_tools = RoundContext(
-            tools.network, clock, work, trainer, tools.seal, publish, mixing, credential=admission
+            tools.network,
+            clock,
+            work,
+            trainer,
+            tools.seal,
+            publish,
+            mixing,
+            credential=admission,
+            draw=random.Random(f"audits {world.seed}/{self.number}/{self.session}").random,
+            proofs=ProofFiles(self._storage(self._folder(unit))),
         )
         service = RoundService(config, chain, open_round, round_tools, rounds)
         self._rooms[unit] = room_of(chain)
@@ -514,8 +524,19 @@ class Node:
             self.lives[unit].tell(base, report.root, self.trainers[unit].last_snapshot)
             if unit in self.owed:
                 self.world.observed_of[unit].sources[self.peer, base, report.root] = self.owed[unit].sources()
+        if isinstance(report, SumConvicted):
+            self._note_conviction(report)
         if isinstance(report, RoundCommitted):
             self.world.trace.add(f"{name} commit {report.link.index} {report.link.commit.hex()}")
+
+    def _note_conviction(self, report: SumConvicted) -> None:
+        """A proof convicts nobody who is honest, whoever shows it."""
+        reducer = report.notice.reducer
+        if reducer not in self.world.liars:
+            raise Violation(f"{self.name} has a proof that an honest reducer {report.words}")
+        if reducer not in self.world.convicted:
+            self.world.convicted.add(reducer)
+            self.world.happened("conviction", reducer)
 
     async def _is_member(self, peer: PeerId) -> bool:
         return peer not in self.bans and (self.roster is None or await self.roster.is_member(peer))

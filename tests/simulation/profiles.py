@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.traffic.discovery import SETTLED_LIST_EVERY_S
@@ -13,6 +14,7 @@ from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
 from tests.simulation.transitions import (
     ANSWERING,
+    AUDITING,
     FLIPPING,
     LEAVING,
     MENDING,
@@ -75,6 +77,7 @@ class Profile:
         mixing: how commits are mixed into theta, in stories whose units are staggered; None where neither is so.
         error_feedback: the share of what that left out which is offered again; 0 for none.
         has_liars: up to a third of the founders lie (liars.py), and at most one honest peer is away at a time.
+        lies: the kinds of every liar; drawn where none is named.
         has_credentials: credentials end, within minutes, and are renewed.
         grain_s: what comes within so much virtual time comes at once, in any order.
         sums: how reducers sum slices.
@@ -112,6 +115,7 @@ class Profile:
     error_feedback: float = 0.0
     has_credentials: bool = False
     has_liars: bool = False
+    lies: tuple[str, ...] = ()
     log_slack_bytes: int = 0
     sums: SumRules = DEFAULT_SUMS
     grain_s: float = GRAIN_S
@@ -176,6 +180,30 @@ _FEEDBACK = Profile(
     reaches=SWITCHING,
 )
 
+_LIARS: Final = Profile(
+    "liars",
+    {"crash": 5, "freeze": 2, "join": 2, "pair": 2, "lossy link": 1, "duplicates": 1, "reordering": 1},
+    num_peers=(4, 7),
+    num_faults=(1, 2),
+    fault_s=(1.0, 8.0),
+    spread_s=10.0,
+    min_rounds=3,
+    round_s=4.0,
+    longest_interval_s=12.0,
+    num_elements=16,
+    has_liars=True,
+)
+
+_FALSE_SUMS: Final = replace(
+    _LIARS,
+    name="false-sums",
+    lies=("result wrong sum",),
+    sums=SumRules(audit_share=1.0),
+    min_rounds=8,
+    reaches=AUDITING,
+)
+"""Each chunk is long beside the contribution, so it takes the whole share to look at about one a round."""
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -235,19 +263,8 @@ PROFILES = {
         ),
         _FEEDBACK,
         replace(_FEEDBACK, name="streaming-feedback", layout=FRAGMENTS, mixing=Mixing(0.5, 500)),
-        Profile(
-            "liars",
-            {"crash": 5, "freeze": 2, "join": 2, "pair": 2, "lossy link": 1, "duplicates": 1, "reordering": 1},
-            num_peers=(4, 7),
-            num_faults=(1, 2),
-            fault_s=(1.0, 8.0),
-            spread_s=10.0,
-            min_rounds=3,
-            round_s=4.0,
-            longest_interval_s=12.0,
-            num_elements=16,
-            has_liars=True,
-        ),
+        _LIARS,
+        _FALSE_SUMS,
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile(
             "recovery",

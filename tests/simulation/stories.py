@@ -18,7 +18,7 @@ from tests.simulation import transitions, virtual_time
 from tests.simulation.credentials import in_seconds
 from tests.simulation.faults import FAULTS, restart
 from tests.simulation.invariants import Violation
-from tests.simulation.liars import keep_up, lying
+from tests.simulation.liars import keep_up, look_at_convictions, lying
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.sharing import shared_decoding
 from tests.simulation.swarm import World
@@ -119,6 +119,7 @@ async def _tell(outcome: Outcome, profile: Profile, options: Options) -> None:
                 else:
                     await _faults(world, chooser)
                 await _end(world)
+                look_at_convictions(world)
             finally:
                 outcome.rounds = world.rounds()
                 outcome.virtual_s = trio.current_time()

@@ -101,6 +101,9 @@ class World:
 
         self.facts = Facts()
         self.liars: dict[PeerId, Liar] = {}
+        self.convicted: set[PeerId] = set()
+        """Reducers that a proof convicts of a false sum."""
+
         """Members that lie, where the profile asks for that; what follows is about the honest ones."""
 
         self.lies: Counter[str] = Counter()

@@ -37,6 +37,13 @@ def test_in_a_run_of_two_false_tokens_of_one_neither_stop_nor_end_it(seed: int) 
     assert simulate(seed, profile).error == ""
 
 
+def test_who_signs_false_sums_is_convicted_by_a_proof_and_nobody_honest_is() -> None:
+    outcomes = [simulate(seed, PROFILES["false-sums"]) for seed in range(3)]
+    assert [outcome.error for outcome in outcomes] == [""] * 3
+    assert all(outcome.faults["lie"] for outcome in outcomes)
+    assert all(outcome.faults["conviction"] for outcome in outcomes)
+
+
 LEFT_OUT: Final = {
     "signatures of claims": ("_claims_problem", "not is_signed(check, entry.peer, entry.seal, payload)", 2),
     "admission of contributors": ("_claims_problem", "entry.peer not in voters and not check.verifier.admits", 31),

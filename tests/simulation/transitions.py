@@ -43,6 +43,9 @@ APART = ("event ApartNoted",)
 ACCUSING = ("message DoubleVote", "sent DoubleVote", "order ReportDoubleVote")
 """Two acks of one voter on one base: only liars send them (liars.py)."""
 
+AUDITING = ("event SumProven", "message FalseSum", "sent FalseSum", "order FetchSumProof")
+"""Members look at sums in one profile alone, and only liars sum falsely."""
+
 TAKING_OVER = (
     *(
         f"{way} {kind}"
@@ -67,6 +70,7 @@ _SELDOM = {
     *REFUSING,
     *MENDING,
     *ACCUSING,
+    *AUDITING,
     *APART,
 }
 

@@ -8,9 +8,9 @@ Rules: R10 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import torch
 
@@ -29,6 +29,19 @@ MAX_DELTA: Final = 1e18
 
 Counted: TypeAlias = Sequence[tuple[PeerId, OfferedContribution]]
 """Members whose contributions are summed, in the order of their ids."""
+
+
+class HasChunks(Protocol):
+    """A contribution, or a part of one, of which encoded chunks are here."""
+
+    @property
+    def chunks(self) -> Mapping[int, bytes | memoryview]:
+        """By their number in the unit's grid."""
+        ...
+
+
+Summed: TypeAlias = Sequence[tuple[PeerId, HasChunks]]
+"""As `Counted`, with what a mean needs of each."""
 
 LeftOut: TypeAlias = tuple[tuple[PeerId, float], ...]
 """The members whose chunk is left out, each with its agreement as a share of the median one, in [-1, 1]."""
@@ -57,7 +70,7 @@ class ChunkMeans:
     rules: SumRules = DEFAULT_SUMS
 
     def of(
-        self, run: range, codec: Codec, counted: Counted, weights: Sequence[int]
+        self, run: range, codec: Codec, counted: Summed, weights: Sequence[int]
     ) -> tuple[torch.Tensor, Sequence[LeftOut]]:
         """The mean (n,) float32 of a run of chunks, and who is left out of each of them.
 
@@ -75,7 +88,7 @@ class ChunkMeans:
         return total.mean().float(), [()] * len(run)
 
     def _guarded(
-        self, run: range, codec: Codec, counted: Counted, weights: Sequence[int]
+        self, run: range, codec: Codec, counted: Summed, weights: Sequence[int]
     ) -> tuple[torch.Tensor, Sequence[LeftOut]]:
         """Chunk by chunk, by the run's rule."""
         begin, stop = self.grid.span(run.start, run.stop)
@@ -91,7 +104,7 @@ class ChunkMeans:
             )
         return mean_n, left_out
 
-    def _sum_of_plain(self, run: range, codec: Codec, counted: Counted, weights: Sequence[int]) -> WeightedSum | None:
+    def _sum_of_plain(self, run: range, codec: Codec, counted: Summed, weights: Sequence[int]) -> WeightedSum | None:
         """Sum in one pass over each member's bytes; None if the codec does not allow that, or a value must be refused."""
         total = self._empty_sum(run)
         for weight, (_, offer) in zip(weights, counted, strict=True):
@@ -100,7 +113,7 @@ class ChunkMeans:
                 return None
         return total
 
-    def _sum_of_checked(self, run: range, codec: Codec, counted: Counted, weights: Sequence[int]) -> WeightedSum:
+    def _sum_of_checked(self, run: range, codec: Codec, counted: Summed, weights: Sequence[int]) -> WeightedSum:
         """Sum member by member, decoded first."""
         total = self._empty_sum(run)
         for weight, (peer, offer) in zip(weights, counted, strict=True):
@@ -111,13 +124,13 @@ class ChunkMeans:
         begin, stop = self.grid.span(run.start, run.stop)
         return WeightedSum(stop - begin, sum_dtype(self.result_codec.name))
 
-    def _decoded(self, peer: PeerId, offer: OfferedContribution, codec: Codec, run: range) -> torch.Tensor:
+    def _decoded(self, peer: PeerId, offer: HasChunks, codec: Codec, run: range) -> torch.Tensor:
         try:
             return self._decode(offer, codec, run)
         except RemoteProtocolError as error:
             raise UndecodableError(peer, error) from error
 
-    def _decode(self, offer: OfferedContribution, codec: Codec, run: range) -> torch.Tensor:
+    def _decode(self, offer: HasChunks, codec: Codec, run: range) -> torch.Tensor:
         begin, stop = self.grid.span(run.start, run.stop)
         size = self.grid.chunk_elements
         values_n = decode_run(codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)

@@ -22,6 +22,7 @@ from averaging.rounds.exchange.chunk_means import ChunkMeans
 from averaging.rounds.exchange.exchange import Exchange
 from averaging.rounds.exchange.exchange_context import ExchangeContext
 from averaging.rounds.exchange.offered_contributions import Offers
+from averaging.rounds.exchange.shown_offers import ShownOffers
 from averaging.rounds.exchange.streamed_contribution import GrowingContribution
 from averaging.rounds.fetching.gather_results import EXCHANGE_PATIENCE_S
 from averaging.rounds.lineage.next_state import Encoded, SliceBytes
@@ -85,6 +86,7 @@ class ExchangeDriver:
         self._tell = tell
         self._send = send
         self.changes = Changes()
+        self.shown = ShownOffers(tasks)
         self._offers: Offers | None = None
         self._base: CommitId | None = None
         self._contribution: EncodedContribution | None = None
@@ -245,9 +247,10 @@ class ExchangeDriver:
             exchange.grow(self._growing)
 
     def head_moved(self) -> None:
-        """Free the memory of contributions to other bases until the next round."""
+        """Free the memory of contributions to other bases until the next round, once nobody asks for their chunks any more."""
         if self._base is not None and self._base != self._chain.head.commit:
             self._base = self._contribution = self._growing = self._offers = None
+            self.shown.end()
             self._halves = HalfResults()
 
     def _at(self, base: CommitId) -> None:
@@ -259,6 +262,7 @@ class ExchangeDriver:
             self._halves = HalfResults()
             voters = frozenset(self._chain.head.roster)
             self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid, voters)
+            self.shown.begin(base, self._offers)
 
     async def _run(self, exchange: Exchange) -> None:
         with trio.CancelScope() as scope:

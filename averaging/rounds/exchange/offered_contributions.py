@@ -8,7 +8,7 @@ Rules: R9 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,8 @@ from protocol.identity.envelope import open_envelope, seal_of
 from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
 from protocol.ids import HASH_BYTES, PeerId, Root, RunId
-from protocol.merkle import leaf_hash, range_root
+from protocol.merkle import leaf_hash, path_of_one, range_root
+from protocol.rounds.audit.sum_proof import ShownChunk
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.claim import decode_claim
 from protocol.rounds.messages.messages import Member, Proposal, SliceSpec
@@ -38,13 +39,16 @@ MAX_CARRIED: Final = 4
 
 @dataclass
 class OfferedContribution:
-    """One member's checked header, its known chunk hashes, and its chunks that are here; both by number, over all attempts."""
+    """One member's checked header, its known chunk hashes, and its chunks that are here; both by number, over all attempts. `paths`
+    lead from the hashes of a range of chunks to the root.
+    """
 
     header: ContributionHeader
     seal: bytes = b""
     credential: bytes = b""
     hashes: dict[int, bytes] = field(default_factory=dict)
     chunks: dict[int, bytes | memoryview] = field(default_factory=dict)
+    paths: dict[range, tuple[bytes, ...]] = field(default_factory=dict)
 
     @property
     def member(self) -> Member:
@@ -59,6 +63,16 @@ class OfferedContribution:
     def has(self, part: SliceSpec) -> bool:
         """Whether the whole slice is here."""
         return all(chunk in self.chunks for chunk in range(part.first_chunk, part.stop_chunk))
+
+    def path_of(self, chunk: int, num_chunks: int) -> tuple[bytes, ...] | None:
+        """The hashes that lead from one chunk to the root; None where those of its range are not known here."""
+        whole = range(num_chunks)
+        if len(self.hashes) == num_chunks:
+            return path_of_one(num_chunks, 0, [self.hashes[each] for each in whole], (), chunk)
+        for numbers, path in self.paths.items():
+            if chunk in numbers:
+                return path_of_one(num_chunks, numbers.start, [self.hashes[each] for each in numbers], path, chunk)
+        return None
 
 
 class Offers:
@@ -99,6 +113,7 @@ class Offers:
             raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
         hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
         offer.hashes.update(enumerate(hashes, part.first_chunk))
+        offer.paths[range(part.first_chunk, part.stop_chunk)] = _path_in(hello)
         self._offers[sender] = offer
         return offer
 
@@ -109,8 +124,7 @@ class Offers:
             RemoteProtocolError: not one hash for each chunk, or a path of another length.
         """
         hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
-        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
-        return range_root(self._grid.num_chunks, part.first_chunk, hashes, path)
+        return range_root(self._grid.num_chunks, part.first_chunk, hashes, _path_in(hello))
 
     def _require_admission(self, sender: PeerId, credential: bytes) -> None:
         must_show = self._voters is not None and sender not in self._voters
@@ -230,3 +244,17 @@ class Offers:
     def get(self, peer: PeerId) -> OfferedContribution | None:
         """The offer of a peer."""
         return self._offers.get(peer)
+
+    def shown(self, chunk: int, roots: Collection[bytes]) -> list[ShownChunk]:
+        """This chunk of each of these contributions of which it is here, with its path to the root; may run in a thread."""
+        found: list[ShownChunk] = []
+        for offer in list(self._offers.values()):
+            data = offer.chunks.get(chunk) if offer.root in roots else None
+            path = offer.path_of(chunk, self._grid.num_chunks) if data is not None else None
+            if data is not None and path is not None:
+                found.append(ShownChunk(offer.root, b"".join(path), bytes(data)))
+        return found
+
+
+def _path_in(hello: ExchangeHello) -> tuple[bytes, ...]:
+    return split_hashes(hello.path, len(hello.path) // HASH_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from secrets import SystemRandom
 from typing import Protocol, TypeGuard
 
 import structlog
@@ -14,6 +15,7 @@ from averaging.rounds.lineage.adoption import Mixing
 from averaging.rounds.lineage.round_reports import Publish, TaskFailed
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.spans import Record, nowhere
+from averaging.state.proof_files import ProofFiles
 from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, StorageError
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import Event
@@ -91,7 +93,9 @@ class Peerwide(Protocol):
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
     mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission.
-    `steps_in_place`: whether the trainer needs no anchor once the next commit is there, so that it may move in place.
+    `steps_in_place`: whether the trainer needs no anchor once the next commit is there, so that it may move in place. `draw` gives
+    numbers in [0, 1) that nobody else can guess: it chooses the sums that are audited. `proofs` of false ones are kept there; None
+    keeps them in memory alone.
     """
 
     network: Network
@@ -104,6 +108,8 @@ class RoundContext:
     record: Record = nowhere
     credential: Callable[[], bytes] = bytes
     steps_in_place: bool = True
+    draw: Callable[[], float] = SystemRandom().random
+    proofs: ProofFiles | None = None
 
 
 class Changes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from protocol.ids import PeerId, Root, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.messages.messages import FalseSum
 from protocol.tables import in_bytes, several
 
 
@@ -111,6 +112,31 @@ class VoterConvicted:
     other: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class SumConvicted:
+    """A reducer signed a false sum; `notice` names the proof, which lies on this disk, and `words` what it proves."""
+
+    notice: FalseSum
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class SumNotShown:
+    """A sum could not be computed again: neither its reducer nor the contributors gave some chunks that it counts."""
+
+    reducer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SumsAudited:
+    """Chunks of others' sums were computed again here. `num_suspect` of them belong to slices that looked wrong at first sight."""
+
+    num_chunks: int
+    num_bytes: int
+    num_suspect: int = 0
+
+
 RoundReport = (
     RoundCommitted
     | Contributed
@@ -123,6 +149,9 @@ RoundReport = (
     | StateHealed
     | RoundReason
     | VoterConvicted
+    | SumConvicted
+    | SumNotShown
+    | SumsAudited
 )
 
 Publish = Callable[[RoundReport], None]

@@ -410,6 +410,23 @@ class DoubleVote:
     other: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class FalseSum:
+    """The sender has a proof that a reducer signed a false sum on this base (audit/sum_proof.py). Peers that hear of it ask for
+    the proof by its hash, since it is too long for a message.
+    """
+
+    unit: UnitName
+    base: CommitId
+    reducer: PeerId
+    result_hash: Root
+    proof_hash: bytes
+
+    def __post_init__(self) -> None:
+        for name in ("base", "result_hash", "proof_hash"):
+            require_hash(name, getattr(self, name))
+
+
 RoundMessage = (
     Heartbeat
     | Leave
@@ -425,5 +442,6 @@ RoundMessage = (
     | Promise
     | Refusal
     | DoubleVote
+    | FalseSum
 )
 """The payload on the control channel "round", one per signed envelope."""

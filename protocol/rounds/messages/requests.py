@@ -1,6 +1,6 @@
 """The first frame of a stream: a contribution to a reducer with its header, or a request to a holder.
 
-Rules: R8 (protocol/rounds/RULES.md).
+Rules: R8, R27 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from protocol.ids import CommitId, Root, UnitName
 from protocol.received import require
-from protocol.rounds.messages.bounds import MAX_CHUNKS, require_credential, require_hash, require_tokens
+from protocol.rounds.messages.bounds import MAX_CHUNKS, MAX_MEMBERS, require_credential, require_hash, require_tokens
 from protocol.rounds.messages.lane_parts import LanePart, require_parts
 from protocol.rounds.messages.messages import Member
 from protocol.rounds.messages.record import Ballot
@@ -208,5 +208,38 @@ class FetchMilestones:
     unit: UnitName
 
 
-FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones | FetchParts
+@dataclass(frozen=True, slots=True)
+class FetchChunk:
+    """Asks for one chunk of each of these contributions on a base, to compute a sum again (R27).
+
+    The answer has a `ShownChunk` for each of them that the donor has, one a frame.
+    """
+
+    unit: UnitName
+    base: CommitId
+    chunk: int
+    roots: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        require_hash("base", self.base)
+        require(0 <= self.chunk < MAX_CHUNKS, f"chunk {self.chunk}", f"0 to {MAX_CHUNKS - 1}")
+        require(1 <= len(self.roots) <= MAX_MEMBERS, f"{len(self.roots)} contributions", f"1 to {MAX_MEMBERS}")
+        for root in self.roots:
+            require_hash("root", root)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProof:
+    """Asks for the proof of a false sum, by the SHA-256 of its bytes."""
+
+    unit: UnitName
+    proof_hash: bytes
+
+    def __post_init__(self) -> None:
+        require_hash("proof_hash", self.proof_hash)
+
+
+FetchRequest = (
+    FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones | FetchParts | FetchChunk | FetchProof
+)
 """The requests of the stream channel "fetch", one per stream."""

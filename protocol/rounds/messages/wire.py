@@ -171,13 +171,13 @@ def encode_body(value: object) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def decode_body(cls: type[D], data: bytes) -> D:
+def decode_body(cls: type[D], data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> D:
     """A `cls` from bytes made by `encode_body`.
 
     Raises:
         RemoteProtocolError: not such a message, too long, or a value out of its bounds.
     """
-    return _take(cls, parse(_proto_class(cls), data, MAX_MESSAGE_BYTES))
+    return _take(cls, parse(_proto_class(cls), data, max_bytes))
 
 
 @functools.cache

@@ -17,6 +17,9 @@ GRACE: Final = 0.25
 LEAST_GRACE_S: Final = 0.5
 """The least such time: in a shorter one the load of machines decides who is in."""
 
+AUDIT_SHARE: Final = 0.01
+"""Of runs that name none: all members together then look at several chunks a round, at a hundredth of the traffic."""
+
 _ROUNDING: Final = 1e-9
 
 
@@ -29,12 +32,15 @@ class SumRules:
         robust: the rule that guards each chunk's mean (R10), a name in protocol/kinds/robust_table.py.
         close_share: share of the members, above 0 and up to 1, that the others need not wait for. 1 waits for everybody.
         patient_every: in one of so many rounds everybody is waited for all the same.
+        audit_share: share of a contribution's bytes, from 0 to 1, that each member fetches in a round to compute sums again; 0 for
+            none.
     """
 
     first_within_s: float = 20.0
     robust: str = OFF
     close_share: float = 1.0
     patient_every: int = 8
+    audit_share: float = 0.0
 
     @property
     def guard(self) -> RobustFacts:

@@ -24,6 +24,7 @@ from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.outbox import ROUND_CHANNEL
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.unit_service import RoundService
+from averaging.state.proof_files import ProofFiles
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import LocalProtocolError, PotluckError
 from protocol.identity.envelope import open_envelope
@@ -38,6 +39,7 @@ from protocol.rounds.messages.messages import Heartbeat, Promise, Proposal, Roun
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_message, encode_message
 from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
 from protocol.rounds.schedule.target import RoundTarget
 from protocol.rounds.state import OpenRound, PeerView, RoundConfig, RoundState
 from tests.averaging.rounds.round_world import (
@@ -381,7 +383,11 @@ class PeerSession:
 
 
 async def live(
-    world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: StepTrainer | None = None
+    world: RoundWorld,
+    nursery: trio.Nursery,
+    party: Party,
+    trainer: StepTrainer | None = None,
+    sums: SumRules = DEFAULT_SUMS,
 ) -> PeerSession:
     """Restore the party's disk and run its service, which knows all parties and no stranger."""
     members = {other.peer for other in world.parties}
@@ -407,10 +413,13 @@ async def live(
         sealed,
         reported.append,
         credential=party.credential,
+        draw=random.Random(party.peer).random,
+        proofs=ProofFiles(MemoryStorage(party.disk)),
     )
     peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, reported.append)
     rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))
-    service = RoundService(config_of(world, party), party.chain, open_round, tools, rounds)
+    config = replace(config_of(world, party), sums=sums)
+    service = RoundService(config, party.chain, open_round, tools, rounds)
     rounds.add(service)
     rounds.serve()
     life = PeerSession(party, service, rounds, trio.CancelScope(), reported)

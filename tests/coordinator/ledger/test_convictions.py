@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from coordinator.ledger import recorded_bans
 from protocol.errors import StorageError
-from protocol.host.reports import AckPair, PeerReport, decode_report_reply
+from protocol.host.reports import AckPair, PeerReport, Proofs, decode_report_reply
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.revocation import open_revocation
@@ -50,7 +50,7 @@ def _two_claims(host: HostWorld, num_lanes: int) -> AckPair:
 
 
 def _showing(*pairs: AckPair) -> PeerReport:
-    return PeerReport("training", "", UNIT, double_votes=pairs)
+    return PeerReport("training", "", UNIT, proofs=Proofs(pairs))
 
 
 async def test_a_proven_double_vote_bans_the_voter_and_the_answer_brings_the_ban_with_the_proof_in_words(

@@ -14,6 +14,7 @@ from protocol.host.reports import (
     HeldoutResult,
     OwnCounts,
     PeerReport,
+    Proofs,
     UnitBytes,
     UnitStanding,
     decode_report,
@@ -60,7 +61,7 @@ BROUGHT = {
     "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),
     "certificates": (b"certificate",),
     "signed": replace(WHOLE.signed, start_record=b"sealed", revocations=(b"entry",), milestones=(b"stone",)),
-    "double_votes": (AckPair(b"one", b"other"),),
+    "proofs": Proofs((AckPair(b"one", b"other"),)),
 }
 NAMES = {"chosen": ChosenName("anna", "oak")}
 

@@ -17,6 +17,7 @@ from protocol.host.reports import (
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
     MAX_DOUBLE_VOTES,
+    MAX_FALSE_SUMS,
     MAX_JOULES,
     MAX_SIGNED_BYTES,
     AckPair,
@@ -24,6 +25,7 @@ from protocol.host.reports import (
     HeldoutResult,
     OwnCounts,
     PeerReport,
+    Proofs,
     ReportReply,
     UnitBytes,
     UnitStanding,
@@ -35,8 +37,9 @@ from protocol.host.reports import (
 )
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.revocation import MAX_REVOCATIONS
-from protocol.ids import CommitId, Root, UnitName
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
+from protocol.rounds.messages.messages import FalseSum
 
 COMMIT = CommitId(b"c" * 32)
 REPORT = PeerReport(
@@ -199,7 +202,9 @@ def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
 
 def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None:
     """Encoding and decoding go by names: a number that is added to one of the two alone would be lost."""
-    parts = {field.name for part in (ChosenName, OwnCounts, HostStatements) for field in dataclasses.fields(part)}
+    parts = {
+        field.name for part in (ChosenName, OwnCounts, HostStatements, Proofs) for field in dataclasses.fields(part)
+    }
     news = {field.name for field in dataclasses.fields(RevocationNews)}
     kinds = (
         (PeerReport, pb.ReportBody, parts),
@@ -207,17 +212,21 @@ def test_a_field_of_the_wire_has_the_name_of_the_value_that_it_carries() -> None
         (EnergySpent, pb.EnergyBody, set()),
     )
     for kind, body, apart in kinds:
-        assert {field.name for field in dataclasses.fields(kind)} - {"chosen", "counts", "signed", "bans"} | apart == {
-            field.name for field in body.DESCRIPTOR.fields
-        }
+        assert {field.name for field in dataclasses.fields(kind)} - {
+            "chosen",
+            "counts",
+            "signed",
+            "bans",
+            "proofs",
+        } | apart == {field.name for field in body.DESCRIPTOR.fields}
 
 
 def test_proofs_of_double_votes_survive_the_wire_up_to_a_bound() -> None:
     pair = AckPair(b"1" * MAX_SIGNED_BYTES, b"2" * MAX_SIGNED_BYTES)
-    full = replace(REPORT, double_votes=(pair,) * MAX_DOUBLE_VOTES)
+    full = replace(REPORT, proofs=Proofs((pair,) * MAX_DOUBLE_VOTES))
     assert decode_report(encode_report(full)) == full
     with pytest.raises(RemoteProtocolError, match=f"{MAX_DOUBLE_VOTES + 1} double votes"):
-        replace(REPORT, double_votes=(pair,) * (MAX_DOUBLE_VOTES + 1))
+        Proofs((pair,) * (MAX_DOUBLE_VOTES + 1))
     body = pb.ReportBody.FromString(encode_report(REPORT))
     for _ in range(2 * MAX_DOUBLE_VOTES):
         body.double_votes.add(one=b"1", other=b"2")
@@ -238,3 +247,21 @@ def test_an_older_host_reads_a_report_with_a_name_and_no_name_adds_no_byte() -> 
     assert encode_report(named) == plain + b"\x9a\x02\x04anna\xa2\x02\x03oak"
     assert report_digest(named) == report_digest(REPORT), "so an older host, which drops it, still takes short ones"
     assert decode_report(encode_report(named)) == named
+
+
+def test_accusations_of_reducers_survive_the_wire_up_to_a_bound() -> None:
+    notice = FalseSum(UnitName("fragment-0"), COMMIT, PeerId("liar"), Root(b"r" * 32), b"p" * 32)
+    full = replace(REPORT, proofs=Proofs((), (notice,) * MAX_FALSE_SUMS))
+    assert decode_report(encode_report(full)) == full
+    with pytest.raises(RemoteProtocolError, match=f"{MAX_FALSE_SUMS + 1} false sums"):
+        Proofs((), (notice,) * (MAX_FALSE_SUMS + 1))
+    for name in ("base", "result_hash", "proof_hash"):
+        body = pb.ReportBody.FromString(encode_report(full))
+        setattr(body.false_sums[0], name, b"short")
+        with pytest.raises(RemoteProtocolError):
+            decode_report(body.SerializeToString())
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    for _ in range(2 * MAX_FALSE_SUMS):
+        body.false_sums.add(unit="u", base=COMMIT, reducer="liar", result_hash=b"r" * 32, proof_hash=b"p" * 32)
+    with pytest.raises(RemoteProtocolError):
+        decode_report(body.SerializeToString())

@@ -7,10 +7,10 @@ import typing
 
 import pytest
 
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import orders
 from protocol.rounds.events import LeaveOrdered
-from protocol.rounds.messages.messages import Ack, DoubleVote, PreVoteRequest, Settle
+from protocol.rounds.messages.messages import Ack, DoubleVote, FalseSum, PreVoteRequest, Settle
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import encode_message
 from protocol.rounds.orders import Action, LogPromise
@@ -65,6 +65,8 @@ def test_a_story_with_a_death_a_goodbye_a_lie_and_two_partitions_gives_every_ord
         Ack(UNIT, thin.genesis.commit, Ballot(0, liar.peer), CommitId(name * 32), version=1) for name in (b"a", b"b")
     )
     witness.hear(liar, DoubleVote(UNIT, *(liar.sealed(encode_message(ack)) for ack in acks)))
+    third = thin.live()[2]
+    third.hear(witness, FalseSum(UNIT, third.head.commit, liar.peer, Root(bytes(32)), bytes(32)))
     given = [order for seat in (one, two, three, four, five, *thin.live()) for order in seat.orders]
     assert {type(order) for order in given} == set(ACTIONS)
     assert all(order.reason for order in given)

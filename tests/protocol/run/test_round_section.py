@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, NO_CAP
-from protocol.rounds.schedule.sum_rules import DEFAULT_SUMS, SumRules
+from protocol.rounds.schedule.sum_rules import SumRules
 from protocol.run.round_section import RoundSection
 
 
@@ -46,6 +46,6 @@ def test_a_weight_cap_of_zero_is_none(weight_cap: int, factor: int) -> None:
 
 
 def test_reducers_have_the_rules_of_the_file() -> None:
-    section = RoundSection(target_tokens=1, robust="clip", close_share=0.9, patient_every=5)
-    assert section.sums == SumRules(robust="clip", close_share=0.9, patient_every=5)
-    assert RoundSection(target_tokens=1).sums == DEFAULT_SUMS
+    section = RoundSection(target_tokens=1, robust="clip", close_share=0.9, patient_every=5, audit_share=0.2)
+    assert section.sums == SumRules(robust="clip", close_share=0.9, patient_every=5, audit_share=0.2)
+    assert RoundSection(target_tokens=1).sums == SumRules(audit_share=0.01), "every run looks at some sums"

@@ -103,6 +103,7 @@ MESSAGES = [
     m.Ack(UNIT, BASE, BALLOT, BASE, before=rec.Ballot(1, B), before_commit=CommitId(b"e" * 32), version=1),
     m.Ack(UNIT, BASE, BALLOT, BASE, lone=True, version=1),
     m.DoubleVote(UNIT, b"one ack", b"another"),
+    m.FalseSum(UNIT, BASE, PeerId("liar"), Root(b"r" * 32), b"p" * 32),
     m.Committed(UNIT, m.Certificate(encode_record(RECORD), (b"ack2",), (b"leave",), b"ack", (bytes(114), b"v" * 114))),
 ]
 FETCHES = [
@@ -111,6 +112,8 @@ FETCHES = [
     r.FetchState(UNIT, 0, 9, BASE),
     r.FetchHashes(UNIT, BASE),
     r.FetchMilestones(UNIT),
+    r.FetchChunk(UNIT, BASE, 3, (b"r" * 32, b"s" * 32)),
+    r.FetchProof(UNIT, b"p" * 32),
     r.FetchParts(UNIT, BASE, 4),
 ]
 

@@ -1,0 +1,1 @@
+"""Audits of sums: which chunks to look at, and proofs of false sums that anybody can check."""
