@@ -13,6 +13,7 @@ from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.unit_service import RoundService
 from averaging.storage.file_storage import FileStorage
+from peer.membership.credential_cache import known_standings
 from peer.session.build import round_config, unit_shapes
 from peer.session.leaving import linger
 from peer.session.session import JoinedSession
@@ -43,6 +44,7 @@ def unit_service(
         mixing,
         life.board.spans.record,
         credential=lambda: joined.roster.own_credential,
+        standings=lambda: known_standings(joined.roster, life.member.peer, life.invite.ca_certificate_der),
         steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
     )
     return RoundService(config, chain, open_round, tools, rounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
@@ -15,6 +15,7 @@ from averaging.rounds.lineage.round_reports import Publish, TaskFailed
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.spans import Record, nowhere
 from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, StorageError
+from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import Event
 from protocol.rounds.lineage.lineage import SpineView
@@ -90,7 +91,8 @@ class Peerwide(Protocol):
 @dataclass(frozen=True)
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
-    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission.
+    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission, and
+    `standings` are those of known peers that are no keepers, ourselves among them.
     `steps_in_place`: whether the trainer needs no anchor once the next commit is there, so that it may move in place.
     """
 
@@ -104,6 +106,7 @@ class RoundContext:
     record: Record = nowhere
     credential: Callable[[], bytes] = bytes
     steps_in_place: bool = True
+    standings: Callable[[], Mapping[PeerId, PeerStanding]] = all_keepers
 
 
 class Changes:
