@@ -76,7 +76,7 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
     # Before the heavy imports, so that a misspelt key is reported at once.
     from protocol.run.manifest import load_run_config
 
-    load_run_config(run_file)
+    load_run_config(run_file, is_open=config.open)
     from coordinator.run.hosted_folder import refuse_second_host
 
     refuse_second_host(config.state_dir)

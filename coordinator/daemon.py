@@ -26,8 +26,6 @@ from averaging.host.http_client import kept_status_address, local_address
 from averaging.host.log_file import LOG_FOLDER, keep_log
 from averaging.host.progress import no_progress
 from averaging.host.used_settings import remember_settings
-from averaging.network.direct.direct import DirectOptions
-from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.libp2p.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.libp2p.p2pd import P2pdOptions
 from averaging.network.seams.asyncio_thread import AsyncioThread, open_asyncio_thread
@@ -60,6 +58,7 @@ from coordinator.helper.supervisor import keep_helper
 from coordinator.host_view import (
     HostDaemon,
     Say,
+    direct_options,
     followed_checkpoints,
     greet,
     helper_context,
@@ -67,6 +66,7 @@ from coordinator.host_view import (
     newest_events,
     note_events,
     noticed,
+    opened_door,
     opened_history,
     opened_scores,
     public_source,
@@ -108,8 +108,10 @@ from protocol.tensors.tensor_schema import ChunkGrid
 if TYPE_CHECKING:
     from averaging.rounds.lineage.unit_chain import UnitChain
     from averaging.state.state import UnitState
+    from coordinator.admission.open_door import OpenDoor
     from coordinator.checkpoints.checkpointer import Checkpointer
     from coordinator.experts.unit_keeper import UnitKeeper
+    from coordinator.ledger.work_keeper import WorkKeeper
     from coordinator.policy.config import HostConfig
 
 _log = structlog.get_logger()
@@ -175,7 +177,8 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
         remember_command(folder, command)
         kept.enter_context(running_here(folder))
         remember_settings(folder, config.model_dump(mode="json"))
-        run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
+        opened = partial(open_run, is_open=config.open)
+        run = await offload.run(lambda: opened(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
             units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD), run.start_shards))
             writer = LedgerWriter(ledger, offload)
@@ -204,9 +207,10 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
         public = await _bind_page(host, config.public_http_host, config.public_http_port, is_public=True)
     reach = await host.writer.run(known_reach)
     node = _Node(reach.bootstrap if reach is not None else ())
+    door, work_days = await opened_door(host)
     async with (
         open_asyncio_thread() as thread,
-        _open_rpc(host, thread, addresses, node) as server,
+        _open_rpc(host, thread, addresses, node, door) as server,
         trio.open_nursery() as services,
     ):
         pusher = _pusher(host)
@@ -219,7 +223,7 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
                 serve_http, public, status_app(public_source(host, source), is_public=True)
             )
         with kept_status_address(config.state_dir, urls[0]):
-            services.start_soon(_tick, host)
+            services.start_soon(_tick, host, work_days)
             say("starting the network: some seconds, or half a minute on a busy machine ...")
             async with _open_network(host, thread, addresses) as network:
                 node.network = network
@@ -285,7 +289,7 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
         p2pd=P2pdOptions(host.held.path, addresses.p2p_listen, addresses.p2p_announce, serves_circuits=True),
         record_rule=member_record_rule(Ed25519Verifier(), run_id, host.run.authority.certificate_der),
         admits=is_admitted,
-        direct=_direct(host, addresses),
+        direct=direct_options(host, addresses),
     )
     peer_id = host.held.identity.peer_id
     cache = ShardCache(host.run.folder / DATA_FOLDER)
@@ -298,25 +302,9 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
         yield network
 
 
-def _direct(host: HostDaemon, addresses: HostAddresses) -> DirectOptions:
-    """Serve shards and states directly on the port after the bootstrap node's."""
-    authority, run_id, unix_s = host.run.authority, host.run.manifest.run_id, host.clock.unix_s
-    # Valid from the CA's own begin, so that a peer whose clock is behind can take shards, too.
-    begin_unix_s = authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
-    own = TlsCredential(*authority.issue_own(host.held.identity.peer_id, run_id, now_unix_s=begin_unix_s))
-    return DirectOptions(
-        credential=lambda: own,
-        ca_certificate_der=authority.certificate_der,
-        check=credential_check(authority.certificate_der, run_id, unix_s),
-        listen_host=addresses.listen_host,
-        listen_port=addresses.bulk_port,
-        may_take_another=True,
-    )
-
-
 @asynccontextmanager
 async def _open_rpc(
-    host: HostDaemon, thread: AsyncioThread, addresses: HostAddresses, node: _Node
+    host: HostDaemon, thread: AsyncioThread, addresses: HostAddresses, node: _Node, door: OpenDoor | None
 ) -> AsyncIterator[RpcServer]:
     run, config = host.run, host.run.manifest.config
     hosted = HostedRun(
@@ -330,7 +318,7 @@ async def _open_rpc(
         peer_id=host.held.identity.peer_id,
         bootstrap=node.addresses,
     )
-    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock, host.scores)
+    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock, host.scores, door)
     names = (TLS_SERVER_NAME, *addresses.public_hosts)
     # Valid from the CA's own begin. A peer whose clock is behind then gets an error about its clock, not about a certificate.
     begin_unix_s = run.authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
@@ -369,9 +357,11 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | Non
     return Moment(picture, counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push, energy)
 
 
-async def _tick(host: HostDaemon) -> None:
+async def _tick(host: HostDaemon, work_days: WorkKeeper | None) -> None:
     while True:
         await host.tracker.tick()
+        if work_days is not None:
+            await work_days.look(host.tracker.chain)
         await note_events(host)
         await trio.sleep(_TICK_S)
 

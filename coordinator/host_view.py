@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from averaging.data.shards import ShardCache
+from averaging.network.direct.direct import DirectOptions
+from averaging.network.direct.tls_identity import TlsCredential, credential_check
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
@@ -20,15 +22,17 @@ from coordinator.admission.addresses import (
     HostAddresses,
     wider_note,
 )
-from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, complete_lines, invite_lines
+from coordinator.admission.greeting import WITHDRAWN_NOTE, address_lines, complete_lines, invite_lines, open_lines
 from coordinator.admission.invites import (
     InviteAddresses,
     IssuedInvite,
     invite_of_start,
     issue_invite,
     known_reach,
+    open_line,
     remember_reach,
 )
+from coordinator.admission.open_door import OpenDoor, door_rules, standing_rules
 from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
@@ -37,6 +41,7 @@ from coordinator.history.run_history import HistoryPlace, RunHistory
 from coordinator.ledger.ledger import CheckpointRow, Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
+from coordinator.ledger.work_keeper import WorkKeeper
 from coordinator.progress.chain_log import followed
 from coordinator.progress.links.known_links import NOTHING_FOLLOWED
 from coordinator.progress.run_core import Phase
@@ -55,6 +60,7 @@ from coordinator.status.host_notices import HostConditions
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
+from protocol.identity.credential import BACKDATE_S
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity
 from protocol.identity.verifier import Ed25519Verifier
@@ -145,6 +151,8 @@ async def greet(
     say(f"status   {url}/")
     say(f"metrics  {url}/metrics")
     for line in address_lines(addresses, bulk_port):
+        say(line)
+    for line in open_lines(open_line(run, reach)) if run.manifest.config.admission.open and not is_complete else ():
         say(line)
     if issued is None and not is_complete:
         say(WITHDRAWN_NOTE)
@@ -245,3 +253,38 @@ def noticed(host: HostDaemon, looked: HostConditions) -> Sequence[Condition]:
 def newest_events(host: HostDaemon, most: int) -> tuple[RunEvent, ...]:
     """The newest events, oldest first."""
     return tuple(host.events.newest(most))
+
+
+def direct_options(host: HostDaemon, addresses: HostAddresses) -> DirectOptions:
+    """Serve shards and states directly on the port after the bootstrap node's."""
+    authority, run_id, unix_s = host.run.authority, host.run.manifest.run_id, host.clock.unix_s
+    # Valid from the CA's own begin, so that a peer whose clock is behind can take shards, too.
+    begin_unix_s = authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
+    own = TlsCredential(*authority.issue_own(host.held.identity.peer_id, run_id, now_unix_s=begin_unix_s))
+    return DirectOptions(
+        credential=lambda: own,
+        ca_certificate_der=authority.certificate_der,
+        check=credential_check(authority.certificate_der, run_id, unix_s),
+        listen_host=addresses.listen_host,
+        listen_port=addresses.bulk_port,
+        may_take_another=True,
+    )
+
+
+async def opened_door(host: HostDaemon) -> tuple[OpenDoor | None, WorkKeeper | None]:
+    """The door of an open run, and the count of work by days; None in a run by invite.
+
+    Raises:
+        StorageError: the ledger cannot be read.
+    """
+    run = host.run
+    config = run.manifest.config
+    if not config.admission.open:
+        return None, None
+    rules, standing = door_rules(config), standing_rules(config)
+    door = OpenDoor(run.manifest.run_id, rules, standing, run.authority, host.writer, host.clock, host.offload)
+    work_days = WorkKeeper(host.writer, host.clock)
+    await door.restore()
+    await work_days.restore()
+    host.tracker.has_vote = door.has_vote
+    return door, work_days

@@ -336,6 +336,7 @@ class RoundService:
             due_tokens=progress.due_tokens,
             spine_ready=spine_ready,
             late_upload_s=driver.late_upload_s,
+            standings=self._tools.standings(),
         )
 
     async def _step(self, event: Event) -> None:

@@ -27,6 +27,15 @@ def address_lines(addresses: HostAddresses, bulk_port: int) -> list[str]:
     return lines
 
 
+def open_lines(line: str) -> list[str]:
+    """The line of an open run."""
+    about = "open to strangers: this line has no secret, so publish it where you like; they train, and do not vote"
+    return [
+        f"{about}:\n\n    potluck join {line}\n",
+        "the next line has a secret, and makes keepers of those who use it:",
+    ]
+
+
 WITHDRAWN_NOTE = (
     "no invite: that of an earlier start was withdrawn, so this start makes none. More: potluck invite --uses 20"
 )

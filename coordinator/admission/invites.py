@@ -100,6 +100,13 @@ def invite_of_start(
     return issued
 
 
+def open_line(run: RunFiles, reach: InviteAddresses) -> str:
+    """The line of an open run, with the present addresses. It has no secret, so it may be published."""
+    return Invite(
+        reach.addresses, run.authority.certificate_der, run.manifest.run_id, b"", 0, reach.bootstrap, 0, is_open=True
+    ).encode()
+
+
 def _secret(private_key: bytes, salt: bytes) -> bytes:
     return hmac.digest(private_key, b"potluck invite of the start" + salt, "sha256")[:SECRET_BYTES]
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from averaging.release import installed_release
+from coordinator.admission.door_calls import DoorCalls
 from coordinator.admission.probes import Probes
+from coordinator.ledger.juniors import restore_junior
 from coordinator.ledger.ledger import Applicant, Ledger
 from coordinator.ledger.recorded_bans import RecordedBans, recorded_bans
 from coordinator.policy.admission import (
@@ -56,6 +58,7 @@ from protocol.scores.score_result import SCORE_DOMAIN
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock
+    from coordinator.admission.open_door import OpenDoor
     from coordinator.ledger.ledger import Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.tracker import RunTracker
@@ -93,9 +96,16 @@ class CoordinatorService:
     """Implements the calls of the coordinator's service."""
 
     def __init__(
-        self, run: HostedRun, tracker: RunTracker, ledger: LedgerWriter, clock: Clock, scores: TaskScores | None = None
+        self,
+        run: HostedRun,
+        tracker: RunTracker,
+        ledger: LedgerWriter,
+        clock: Clock,
+        scores: TaskScores | None = None,
+        door: OpenDoor | None = None,
     ) -> None:
         self._scores = scores
+        self._door = door
         self._run = run
         self._tracker = tracker
         self._ledger = ledger
@@ -105,6 +115,8 @@ class CoordinatorService:
         self._replays = {domain: ReplayGuard(max(MAX_GUARDED_SENDERS, most)) for domain in domains}
         self._bans = RecordedBans()
         self._probes = Probes(clock)
+        self.strangers = DoorCalls(run, tracker, clock, door, self._welcome)
+        """The calls of peers without an invite."""
 
     def unary_calls(self) -> dict[str, UnaryCall]:
         """The calls with one reply, by name."""
@@ -116,11 +128,12 @@ class CoordinatorService:
             "ListCheckpoints": self.list_checkpoints,
             "Describe": self.describe,
             "Score": self.score,
+            "Challenge": self.strangers.challenge,
         }
 
     def calls_from(self) -> dict[str, CallFrom]:
         """The calls that depend on the caller's address, by name."""
-        return {"DialBack": self.dial_back, "Bandwidth": self.bandwidth}
+        return {"DialBack": self.dial_back, "Bandwidth": self.bandwidth, "Enter": self.strangers.enter}
 
     async def clock(self, request: bytes) -> bytes:
         """The coordinator's clock, versions and run. Needs no credential."""
@@ -139,7 +152,9 @@ class CoordinatorService:
         """
         body = parse(pb.AdmitRequest, request, MAX_REQUEST_BYTES)
         secret_hash = hash_secret(body.invite_secret) if body.invite_secret else b""
-        credential = await self._credential(body, secret_hash, decide_admission)
+        return self._welcome(await self._credential(body, secret_hash, decide_admission))
+
+    def _welcome(self, credential: bytes) -> bytes:
         run, history = self._run, self._tracker.history
         return encode_admit_reply(
             AdmitReply(
@@ -173,6 +188,8 @@ class CoordinatorService:
         is_run_over = self._tracker.state.phase is Phase.FINISHED
         book, monotonic_s = self._tracker.book, self._clock.monotonic_s()
         num_taken = book.places_taken(monotonic_s)
+        if self._door is not None:  # strangers have places of their own
+            num_taken -= sum(peer in self._door.juniors for peer in book.live(monotonic_s))
 
         def facts_of(peer: PeerId, invite: InviteFacts | None, is_admitted: bool, is_banned: bool) -> AdmissionFacts:
             return AdmissionFacts(
@@ -192,6 +209,8 @@ class CoordinatorService:
         if error := request_error(facts_of(PeerId(""), None, True, False), now):
             raise error
         asked = open_request(body.credential_request, verifier=run.verifier, run_id=run.run_id, now_unix_s=now)
+        if self._door is not None and not secret_hash and (credential := await self._door.renew(asked)):
+            return credential
         applicant = Applicant(asked.peer_id, public_key_from_peer_id(asked.peer_id), secret_hash)
         # from here on, so that calls at the same time cannot all take the last place
         is_new = decide is decide_admission and book.expect(asked.peer_id, monotonic_s)
@@ -209,6 +228,8 @@ class CoordinatorService:
             if is_new:
                 book.expect_no_more(asked.peer_id)
             raise decision.error
+        if self._door is not None and secret_hash:
+            self._door.forget((asked.peer_id,))
         return credential
 
     async def report(self, request: bytes) -> bytes:
@@ -342,12 +363,12 @@ class CoordinatorService:
     def _is_admitted(self, ledger: Ledger, envelope: Envelope, credential: bytes, now: float) -> bool:
         """Whether the sender was admitted, by the ledger, or by a credential that we signed if the ledger is an old copy."""
         if ledger.is_admitted(envelope.sender):
-            return True
+            return self._door is None or not self._door.has_ended(ledger, envelope.sender)
         if not credential:
             return False
         run = self._run
         with suppress(RefusedError):
-            check_credential(
+            checked = check_credential(
                 credential,
                 run.authority.certificate_der,
                 peer_id=envelope.sender,
@@ -355,7 +376,9 @@ class CoordinatorService:
                 now_unix_s=now,
             )
             applicant = Applicant(envelope.sender, envelope.public_key, b"")
-            return ledger.readmit(applicant, credential, now_unix_s=int(now))
+            is_in = ledger.readmit(applicant, credential, now_unix_s=int(now))
+            restore_junior(ledger, checked, now_unix_s=int(now))
+            return is_in
         return False
 
     async def _open(self, request: bytes, domain: str) -> Envelope:

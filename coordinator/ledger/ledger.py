@@ -233,13 +233,15 @@ class Ledger:
         """
         with self.transaction() as db:
             admitted, banned = self._standing(applicant.peer)
-            decision = decide(self.invite(applicant.secret_hash), admitted, banned)
+            junior = self.rows("SELECT peer FROM juniors WHERE peer = ?", applicant.peer)  # an invite makes it a keeper
+            decision = decide(self.invite(applicant.secret_hash), admitted and not junior, banned)
             if decision.verdict is Verdict.REFUSE:
                 return decision, b""
             if decision.verdict is Verdict.ADMIT_WITH_INVITE:
                 db.execute("UPDATE invites SET uses = uses + 1 WHERE secret_hash = ?", (applicant.secret_hash,))
                 peer_row = (applicant.peer, applicant.public_key, now_unix_s)
-                db.execute("INSERT INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                db.execute("INSERT OR IGNORE INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                db.execute("DELETE FROM juniors WHERE peer = ?", (applicant.peer,))
             insert = "INSERT INTO credentials (peer, issued_unix_s, certificate) VALUES (?, ?, x'')"
             serial = db.execute(insert, (applicant.peer, now_unix_s)).lastrowid or 0
             certificate = issue(serial)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -55,6 +55,14 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE history (
         unit TEXT NOT NULL, first_index INTEGER NOT NULL, last_index INTEGER NOT NULL, rounds BLOB NOT NULL,
         file TEXT NOT NULL, sha256 BLOB NOT NULL, PRIMARY KEY (unit, first_index)) STRICT;
+    """,
+    """
+    CREATE TABLE juniors (
+        peer TEXT PRIMARY KEY REFERENCES peers(peer), standing INTEGER NOT NULL, prefix TEXT NOT NULL,
+        came_unix_s INTEGER NOT NULL, ends_unix_s INTEGER NOT NULL, tokens_then INTEGER NOT NULL) STRICT;
+    CREATE TABLE work (
+        peer TEXT NOT NULL, day INTEGER NOT NULL, credited_tokens INTEGER NOT NULL, brought_tokens INTEGER NOT NULL,
+        PRIMARY KEY (peer, day)) STRICT;
     """,
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

@@ -61,6 +61,11 @@ class HostConfig(DaemonSettings):
     """How many may download the newest model from that page at a time, as safetensors with its config and tokenizer; 0 for nobody.
     """
 
+    open: bool = False
+    """Admit strangers by a line without a secret, which may be published. The same as open = true in [admission] of run.toml; a run
+    stays as it was opened.
+    """
+
     invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
     """How many peers the invite that is printed at the start admits."""
 

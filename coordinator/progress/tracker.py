@@ -5,8 +5,8 @@ State that must survive a restart is written to the ledger before it changes in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +102,9 @@ class RunTracker:
         self._reason, self._start_record = "the host has just started", b""
         self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
+        self.has_vote: Callable[[PeerId], bool] = lambda _: True
+        """Whether a peer may be a founder, and its word on the loss counts. Set by the open door."""
+
         self.history: RunHistory | None = None
         self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
         self._rounds = SeenRounds()
@@ -182,6 +185,8 @@ class RunTracker:
             StorageError: the ledger refused; the peer will send the same again.
         """
         check_claims(report, self._parts)
+        if not self.has_vote(peer):
+            report = replace(report, heldout=())
         async with self._turn:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
@@ -199,7 +204,8 @@ class RunTracker:
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             again_in_s = self.book.again_in_s(self._clock.monotonic_s(), is_under_way=False)
-            reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started, again_in_s)
+            is_ready = report.is_ready_to_start and self.has_vote(peer)
+            reported = run_core.PeerReported(peer, is_ready, has_started, again_in_s)
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(peer, report, want)
 
@@ -370,7 +376,7 @@ class RunTracker:
                 self._state, _, self._reason = run_core.step(self._state, run_core.SigningFailed(), self._rules, now)
 
     async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
-        run = self._run
+        run, config = self._run, self._run.manifest.config
         founders = {peer: self.peers[peer].report for peer in roster}
         disks = tuple(founders[peer].incarnation for peer in roster)
         record = StartRecord(
@@ -380,7 +386,7 @@ class RunTracker:
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
             incarnations=disks if all(disks) else (),
-            rules=rules_with(NEW_RUNS, run.manifest.config.round.cap_factor),
+            rules=rules_with(NEW_RUNS, config.round.cap_factor, is_open_run=config.admission.open),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # If another start record was stored meanwhile, that one is the start.

@@ -96,15 +96,15 @@ class RunFiles:
         return start_shards(self.dataset, lambda name: self.folder / DATA_FOLDER / name)
 
 
-def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
+def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float, is_open: bool = False) -> RunFiles:
     """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. A run with other numbers that
-    nobody ever joined gives way. Blocks.
+    nobody ever joined gives way. `is_open`: admit strangers, whatever the file says. Blocks.
 
     Raises:
         ConfigError: an invalid value, a glob without files or with too little text, or another run's file; or as `check_new_run`.
         StorageError: the folder cannot be written or is damaged.
     """
-    config = load_run_config(run_file)
+    config = load_run_config(run_file, is_open=is_open)
     if gives_way(config, folder):
         _log.warning(
             "unused_run_replaced", folder=str(folder), reason=f"nobody has joined it, and {run_file.name} has changed"

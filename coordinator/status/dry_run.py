@@ -19,7 +19,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
     Raises:
         ConfigError, MachineError, StorageError: the run could not be hosted, with the reason.
     """
-    run = load_run_config(run_file)
+    run = load_run_config(run_file, is_open=config.open)
     data, is_opened = _data(run_file, run, config.state_dir)
     notes = [] if is_opened else check_new_run(run, run_file.parent)
     return [

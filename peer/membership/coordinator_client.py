@@ -323,6 +323,29 @@ class CoordinatorClient:
         )
         return decode_admit_reply(await self._call("Admit", request.SerializeToString(), timeout_s=ADMIT_TIMEOUT_S))
 
+    async def challenge(self, public_key: bytes) -> bytes:
+        """A puzzle for the owner of this key, as the open door of the run gives it. Raises as `admit`."""
+        request = pb.ChallengeRequest(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self._endpoint.run_id,
+            unix_s=self._caller.clock.unix_s(),
+            public_key=public_key,
+        )
+        reply = await self._call("Challenge", request.SerializeToString())
+        return bytes(pb.ChallengeReply.FromString(reply).challenge)
+
+    async def enter(self, credential_request: bytes, challenge: bytes, answer: int) -> AdmitReply:
+        """Ask to take part as a stranger, with the answer to a challenge. Raises as `admit`."""
+        request = pb.EnterRequest(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self._endpoint.run_id,
+            credential_request=credential_request,
+            unix_s=self._caller.clock.unix_s(),
+            challenge=challenge,
+            answer=answer,
+        )
+        return decode_admit_reply(await self._call("Enter", request.SerializeToString(), timeout_s=ADMIT_TIMEOUT_S))
+
     async def renew(self, credential_request: bytes) -> bytes:
         """A new credential (DER) for an admitted peer. Raises as `admit`."""
         request = pb.RenewRequest(

@@ -5,7 +5,7 @@ Rules: R25 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -17,9 +17,10 @@ from averaging.network.seams.interfaces import Clock, DirectoryEntry, Network
 from peer.membership.saved_membership import lasting
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, TransportError
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
-from protocol.identity.credential import check_credential
+from protocol.identity.credential import check_credential, issued_standing
 from protocol.identity.identity import Signer, Verifier
 from protocol.identity.names import peer_name
+from protocol.identity.standing import ALL_KEEPERS, PeerStanding
 from protocol.ids import PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 
@@ -43,6 +44,16 @@ Treated as a stranger then, it would be shut out until the host is back; in time
 def recent_voters(lineage: Sequence[ChainLink]) -> frozenset[PeerId]:
     """All peers in a roster of the newest commits. `lineage` is ordered oldest first."""
     return frozenset().union(*(link.roster for link in lineage[-VOTED_WITHIN_COMMITS:]))
+
+
+def known_standings(cache: CredentialCache, me: PeerId, ca_certificate_der: bytes) -> Mapping[PeerId, PeerStanding]:
+    """The standings of the peers that are no keepers, as far as the cache knows, and our own if we are none.
+
+    Raises:
+        RefusedError: our own credential is not one of this authority.
+    """
+    own = issued_standing(cache.own_credential, ca_certificate_der)
+    return cache.standings if own is PeerStanding.KEEPER else {**cache.standings, me: own}
 
 
 class CredentialCache:
@@ -70,6 +81,9 @@ class CredentialCache:
         self._verifier = verifier
         self._clock = clock
         self._valid_until_s: dict[PeerId, float] = {}
+        self.standings: Mapping[PeerId, PeerStanding] = ALL_KEEPERS
+        """Of the known peers that are no keepers. Another mapping replaces it at each change."""
+
         self._values: dict[PeerId, bytes] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._experts: dict[PeerId, tuple[int, ...]] = {}
@@ -285,4 +299,7 @@ class CredentialCache:
         checked = check_credential(credential, self._ca, peer_id=peer, run_id=self._run_id, now_unix_s=now_s)
         if len(self._valid_until_s) >= MAX_MEMBERS:
             self._valid_until_s = {p: end for p, end in self._valid_until_s.items() if end > now_s}
+            self.standings = {p: standing for p, standing in self.standings.items() if p in self._valid_until_s}
         self._valid_until_s[peer] = checked.not_after_unix_s
+        if checked.standing is not self.standings.get(peer, PeerStanding.KEEPER):
+            self.standings = {**self.standings, peer: checked.standing}

@@ -20,6 +20,7 @@ from averaging.network.seams.asyncio_thread import open_plain_nursery
 from averaging.network.seams.interfaces import Clock, Network
 from peer.membership.kept_milestones import add_milestones
 from peer.membership.named_run import find_run
+from peer.membership.open_entry import enter
 from peer.membership.saved_membership import (
     SavedMembership,
     host_heard_s,
@@ -272,7 +273,10 @@ async def admit(
     _check_clock(ahead_s)
     tls_key = make_tls_key()
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
-    reply = await client.admit(invite.secret, request)
+    if invite.is_open:
+        reply = await enter(client, identity, invite.run_id, request)
+    else:
+        reply = await client.admit(invite.secret, request)
     before = load_membership(folder)  # keep the addresses that other peers told us; they outlive a credential
     saved = SavedMembership.model_construct(
         addresses=invite.coordinator_addresses,

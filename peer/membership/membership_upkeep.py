@@ -38,6 +38,9 @@ RENEW_EVERY_S: Final = 3600.0
 RENEWED_SHARE: Final = 1 / 3
 """Renew a credential when less than this share of its life is left."""
 
+RENEW_TRIES: Final = 8
+"""So often a credential is asked for at least before it ends: the host may be away, or has counted no work yet."""
+
 AskForCredential = Callable[[bytes], Awaitable[bytes]]
 """Signed credential request -> credential (DER); raises PotluckError. The coordinator client's `renew`."""
 
@@ -111,7 +114,7 @@ class MembershipUpkeep:
             except PotluckError as error:
                 is_host_away = isinstance(error, UnreachableError | TransportError)
                 log.warning("credential_not_renewed", reason=error.one_line(), retry_in_s=RENEW_EVERY_S)
-            with trio.move_on_after(RENEW_EVERY_S):
+            with trio.move_on_after(self._again_s()):
                 await (self.roster.wait_host_heard() if is_host_away else trio.sleep_forever())
 
     def _is_renewal_due(self) -> bool:
@@ -122,6 +125,17 @@ class MembershipUpkeep:
             return True
         life_s = own.not_after_unix_s - own.not_before_unix_s
         return own.not_after_unix_s - now_s < RENEWED_SHARE * life_s
+
+    def _again_s(self) -> float:
+        """Seconds until the credential is looked at again: several times in the share of its life in which it is renewed."""
+        now_s = self.clock.unix_s()
+        try:
+            own = self._check(self.roster.own_credential)
+        except RefusedError:
+            return RENEW_EVERY_S
+        life_s = own.not_after_unix_s - own.not_before_unix_s
+        to_go_s = own.not_after_unix_s - RENEWED_SHARE * life_s - now_s
+        return min(RENEW_EVERY_S, max(to_go_s, RENEWED_SHARE * life_s / RENEW_TRIES))
 
     async def _renew(self, ask: AskForCredential) -> None:
         tls_key = make_tls_key()

@@ -14,6 +14,7 @@ from averaging.rounds.spine_follower import SpineFollower
 from averaging.rounds.unit_service import RoundService
 from averaging.state.proof_files import ProofFiles
 from averaging.storage.file_storage import FileStorage
+from peer.membership.credential_cache import known_standings
 from peer.session.build import round_config, unit_shapes
 from peer.session.leaving import LINGER_S, linger
 from peer.session.session import JoinedSession
@@ -44,6 +45,7 @@ def unit_service(
         mixing,
         life.board.spans.record,
         credential=lambda: joined.roster.own_credential,
+        standings=lambda: known_standings(joined.roster, life.member.peer, life.invite.ca_certificate_der),
         steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
         proofs=ProofFiles(FileStorage(life.folder / unit, ThreadOffload())),
     )

@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from protocol.errors import ConfigError, RefusedError, RemoteProtocolError
 from protocol.identity.envelope import open_envelope, seal
 from protocol.identity.identity import Signer, Verifier
+from protocol.identity.standing import PeerStanding, standing_in, standing_uris
 from protocol.ids import PeerId, RunId
 
 REQUEST_DOMAIN: Final = "potluck csr"
@@ -94,9 +95,18 @@ class CertificateAuthority:
         """The CA's certificate, as the invite carries it."""
         return self.certificate.public_bytes(Encoding.DER)
 
-    def issue(self, request: CredentialRequest, run_id: RunId, *, now_unix_s: float, days: int, serial: int) -> bytes:
-        """A credential (DER): this peer may take part in this run until it ends."""
-        uris = [f"{_SCHEME}{request.peer_id}", f"{_RUN_SCHEME}{run_id.hex()}"]
+    def issue(
+        self,
+        request: CredentialRequest,
+        run_id: RunId,
+        *,
+        now_unix_s: float,
+        days: float,
+        serial: int,
+        standing: PeerStanding = PeerStanding.KEEPER,
+    ) -> bytes:
+        """A credential (DER): this peer may take part in this run, with this standing, until it ends."""
+        uris = [f"{_SCHEME}{request.peer_id}", f"{_RUN_SCHEME}{run_id.hex()}", *standing_uris(standing)]
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names.append(x509.DNSName(f"{request.peer_id.lower()}.peer.potluck"))
         builder = self._leaf(request.peer_id[:64], names, now_unix_s, days, serial)
@@ -123,7 +133,7 @@ class CertificateAuthority:
         return key_pem(key), leaf.public_bytes(Encoding.PEM) + self.certificate.public_bytes(Encoding.PEM)
 
     def _leaf(
-        self, subject: str, names: list[x509.GeneralName], now_unix_s: float, days: int, serial: int
+        self, subject: str, names: list[x509.GeneralName], now_unix_s: float, days: float, serial: int
     ) -> x509.CertificateBuilder:
         begin = datetime.fromtimestamp(now_unix_s - BACKDATE_S, UTC)
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -191,6 +201,7 @@ class Credential:
     not_before_unix_s: float
     not_after_unix_s: float
     serial: int
+    standing: PeerStanding = PeerStanding.KEEPER
 
 
 def credential_ends_unix_s(der: bytes) -> float:
@@ -261,6 +272,15 @@ def issued_to(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId) -> b
     return f"{_SCHEME}{peer_id}" in uris and f"{_RUN_SCHEME}{run_id.hex()}" in uris
 
 
+def issued_standing(der: bytes, ca_der: bytes) -> PeerStanding:
+    """The standing that a credential of this CA gives its peer.
+
+    Raises:
+        RefusedError: another CA issued it, or it cannot be read.
+    """
+    return standing_in(_issued(der, ca_der).uris)
+
+
 def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId, now_unix_s: float) -> Credential:
     """Check that `der` lets `peer_id` take part in the run now.
 
@@ -283,4 +303,4 @@ def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunI
             "one that is valid now",
             "join the run again",
         )
-    return Credential(peer_id, begin, end, leaf.serial)
+    return Credential(peer_id, begin, end, leaf.serial, standing_in(leaf.uris))

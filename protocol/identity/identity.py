@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protocol.errors import ConfigError, RemoteProtocolError
+from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId, RunId
 
 KEY_BYTES: Final = 32
@@ -62,6 +63,10 @@ class Verifier(Hashable, Protocol):
 
     def admits(self, credential: bytes, peer: PeerId, run_id: RunId) -> bool:
         """Whether the run's authority issued this credential to this peer, at any time. False for malformed ones, too."""
+        ...
+
+    def standing(self, credential: bytes, peer: PeerId, run_id: RunId) -> PeerStanding | None:
+        """The standing that this credential gives the peer; None where `admits` is False."""
         ...
 
 

@@ -4,6 +4,9 @@
 
     checksum 4 | run id 32 | secret 16 | expiry u64 (unix s) | uses u32 | certificate | coordinator addresses | bootstrap
 
+An open run has a line without a secret, which may be published: "potluck2:", and in place of the parts from the secret to the uses
+nothing. Strangers solve a puzzle instead (protocol/identity/puzzle.py).
+
 Integers are big-endian. The certificate is a length u16 and its bytes; or 0, and the bytes that differ between runs' CAs. The
 second form takes half the bytes, and the line's QR code then fits a terminal of 80 columns. Addresses are a count u8, then a length
 u16 and text each. In bootstrap each text is followed by 0, or by 1 and the public key 32 that its "/p2p/" names, which the text
@@ -26,6 +29,7 @@ from protocol.identity.identity import KEY_BYTES, peer_id_from_public_key, publi
 from protocol.ids import PeerId, RunId
 
 PREFIX: Final = "potluck1:"
+OPEN_PREFIX: Final = "potluck2:"
 _ALTCHARS: Final = b"+_"
 """Not base64url's "-": if a line is broken up in pasting, a piece that begins with "-" would be an option of the command line."""
 
@@ -34,6 +38,9 @@ _CHECKSUM_BYTES: Final = 4
 _MAX_LETTERS: Final = 8192
 _HEADER: Final = struct.Struct(f">32s{SECRET_BYTES}sQIH")
 """Run id, secret, expiry, uses, length of the certificate."""
+
+_OPEN_HEADER: Final = struct.Struct(">32sH")
+"""Run id, length of the certificate."""
 
 _LENGTH: Final = struct.Struct(">H")
 _PEER_PART: Final = "/p2p/"
@@ -69,6 +76,7 @@ class Invite:
         secret: 16 bytes; the coordinator keeps only their hash.
         bootstrap: multiaddresses of long-lived peers.
         max_uses: how many peers may join with it; the coordinator's own record decides.
+        is_open: the line of an open run: it has no secret, no end and no limit.
     """
 
     coordinator_addresses: tuple[str, ...]
@@ -78,6 +86,7 @@ class Invite:
     expires_unix_s: int
     bootstrap: tuple[str, ...]
     max_uses: int
+    is_open: bool = False
 
     def encode(self) -> str:
         """The line to paste."""
@@ -85,8 +94,9 @@ class Invite:
         length, certificate = (
             (0, b"".join(own.groups())) if own else (len(self.ca_certificate_der), self.ca_certificate_der)
         )
+        header = _HEADER.pack(self.run_id, self.secret, self.expires_unix_s, self.max_uses, length)
         body = (
-            _HEADER.pack(self.run_id, self.secret, self.expires_unix_s, self.max_uses, length)
+            (_OPEN_HEADER.pack(self.run_id, length) if self.is_open else header)
             + certificate
             + bytes([len(self.coordinator_addresses)])
             + b"".join(map(_packed, self.coordinator_addresses))
@@ -94,12 +104,13 @@ class Invite:
             + b"".join(map(_packed_node, self.bootstrap))
         )
         checksum = sha256(body).digest()[:_CHECKSUM_BYTES]
-        return PREFIX + base64.b64encode(checksum + body, altchars=_ALTCHARS).decode().rstrip("=")
+        prefix = OPEN_PREFIX if self.is_open else PREFIX
+        return prefix + base64.b64encode(checksum + body, altchars=_ALTCHARS).decode().rstrip("=")
 
     def ensure_fresh(self, now_unix_s: float) -> None:
         """Raises RefusedError when the invite has expired by our clock."""
         late_s = now_unix_s - self.expires_unix_s
-        if late_s > 0:
+        if late_s > 0 and not self.is_open:
             raise RefusedError(
                 f"the invite expired {late_s / 60:.0f} minutes ago",
                 "a fresh one",
@@ -126,10 +137,10 @@ def decode_invite(text: str) -> Invite:
     """
     text = _COMMAND.sub("", _NO_LETTERS.sub("", text))
     remedy = "copy the whole line that the host printed"
-    if not text.startswith(PREFIX):
+    if not text.startswith((PREFIX, OPEN_PREFIX)):
         kind, colon, _ = text.partition(":")
         if colon and kind.startswith("potluck") and kind[7:].isdigit():
-            raise VersionError(f"an invite of version {kind[7:]}", "version 1", "install a newer potluck")
+            raise VersionError(f"an invite of version {kind[7:]}", "version 1 or 2", "install a newer potluck")
         raise ConfigError(f"an invite that begins with {text[:12]!r}", f"{PREFIX}...", remedy)
     if len(text) > _MAX_LETTERS:
         raise ConfigError(f"an invite of {len(text)} letters", f"at most {_MAX_LETTERS}", remedy)
@@ -141,7 +152,7 @@ def decode_invite(text: str) -> Invite:
     checksum, body = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
     if sha256(body).digest()[:_CHECKSUM_BYTES] != checksum:
         raise ConfigError("an invite that is cut off or mistyped (its checksum is wrong)", "a whole invite", remedy)
-    return _parsed(body)
+    return _parsed(body, is_open=text.startswith(OPEN_PREFIX))
 
 
 def _packed(text: str) -> bytes:
@@ -175,10 +186,14 @@ def _certificate(reader: ByteReader, length: int) -> bytes:
     return b"".join(part + reader.take(own) for part, own in zip(_CA_PARTS, _CA_OWN_BYTES, strict=True))
 
 
-def _parsed(body: bytes) -> Invite:
+def _parsed(body: bytes, *, is_open: bool) -> Invite:
     reader = ByteReader(body)
+    secret, expires_unix_s, max_uses = b"", 0, 0
     try:
-        run_id, secret, expires_unix_s, max_uses, length = _HEADER.unpack(reader.take(_HEADER.size))
+        if is_open:
+            run_id, length = _OPEN_HEADER.unpack(reader.take(_OPEN_HEADER.size))
+        else:
+            run_id, secret, expires_unix_s, max_uses, length = _HEADER.unpack(reader.take(_HEADER.size))
         certificate = _certificate(reader, length)
         addresses = tuple([_text(reader) for _ in range(reader.u8())])
         bootstrap = tuple([_node(reader) for _ in range(reader.u8())])
@@ -189,7 +204,7 @@ def _parsed(body: bytes) -> Invite:
         ) from error
     if not addresses:
         raise ConfigError("an invite without an address", "a whole invite", "ask the host for a new one")
-    return Invite(addresses, certificate, RunId(run_id), secret, expires_unix_s, bootstrap, max_uses)
+    return Invite(addresses, certificate, RunId(run_id), secret, expires_unix_s, bootstrap, max_uses, is_open)
 
 
 def hash_secret(secret: bytes) -> bytes:

@@ -11,8 +11,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from protocol.errors import RefusedError
-from protocol.identity.credential import issued_to
+from protocol.identity.credential import issued_standing, issued_to
 from protocol.identity.identity import KEY_BYTES, SIGNATURE_BYTES, peer_id_from_public_key, public_key_from_peer_id
+from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId, RunId
 
 
@@ -52,3 +53,7 @@ class Ed25519Verifier:
             return issued_to(credential, self.authority_der, peer_id=peer, run_id=run_id)
         except RefusedError:
             return False
+
+    def standing(self, credential: bytes, peer: PeerId, run_id: RunId) -> PeerStanding | None:
+        """The standing that the authority gave the peer with this credential; None if it did not issue it to this peer."""
+        return issued_standing(credential, self.authority_der) if self.admits(credential, peer, run_id) else None

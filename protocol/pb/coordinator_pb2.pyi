@@ -107,6 +107,40 @@ class AdmitReply(_message.Message):
     milestones: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, credential: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ..., start_record: _Optional[bytes] = ..., coordinator_peer_id: _Optional[str] = ..., bootstrap: _Optional[_Iterable[str]] = ..., milestones: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class ChallengeRequest(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "unix_s", "public_key")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    unix_s: float
+    public_key: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., public_key: _Optional[bytes] = ...) -> None: ...
+
+class ChallengeReply(_message.Message):
+    __slots__ = ("challenge",)
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
+
+class EnterRequest(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "credential_request", "unix_s", "challenge", "answer")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    credential_request: bytes
+    unix_s: float
+    challenge: bytes
+    answer: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., credential_request: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., challenge: _Optional[bytes] = ..., answer: _Optional[int] = ...) -> None: ...
+
 class RenewRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "credential_request", "unix_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]

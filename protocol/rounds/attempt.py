@@ -20,7 +20,13 @@ from protocol.rounds.lineage.chain import is_evidence, link_after
 from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.double_votes import two_claims
 from protocol.rounds.lineage.quorum import electorate, is_quorum
-from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem, weight_cap
+from protocol.rounds.lineage.record_rules import (
+    SignatureCheck,
+    low_cap_problem,
+    may_vote_next,
+    record_problem,
+    weight_cap,
+)
 from protocol.rounds.lineage.rule_numbers import cap_factor_of
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
@@ -172,7 +178,10 @@ def _settle(
         ended = failed(convicted.state, now_s, convicted.reason, wait_s=0.0)
         return RoundStep(ended.state, convicted.actions, ended.reason)
     alive = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
-    voters = voters_at_hand(state, alive, now_s)
+    roster = frozenset(state.link.roster)
+    counted = [entry for header in results for entry in header.included]
+    voteless = frozenset(entry.peer for entry in counted if not may_vote_next(roster, entry, check))
+    voters = dataclasses.replace(voters_at_hand(state, alive, now_s), voteless=voteless)
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     until_first = until_first_unit(state, now_s)
     if until_first is not None:  # from now: tokens trained since the snapshots belong to the next round already

@@ -6,8 +6,10 @@ Rules: R5, R11, R12, R18, R19, R23 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, TreeNode
@@ -84,6 +86,7 @@ class Progressed:
         due_tokens: those of all holders once all working peers have ended their part of the round, 0 where that is not known.
         spine_ready: of a peer that holds the spine, the tokens ready for it.
         late_upload_s: how long the running upload will take at its rate so far, once that is longer than the last one; 0 before.
+        standings: of known peers that are no keepers, ourselves among them.
     """
 
     tokens_ready: int
@@ -92,6 +95,7 @@ class Progressed:
     due_tokens: int = 0
     spine_ready: int | None = None
     late_upload_s: float = 0.0
+    standings: Mapping[PeerId, PeerStanding] = field(default_factory=all_keepers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ from protocol.rounds.queries import (
     may_hand_on,
     quorum_in_reach,
     silence_s,
+    standing_of,
     thin_line_s,
 )
 from protocol.rounds.state import Leading, RoundState, RoundStep
@@ -128,6 +129,8 @@ def _why_no_attempt(state: RoundState, now_s: float) -> str:
         return "we lead none while there is nothing verified to train on, or no trainer"
     if state.is_leaving:
         return "we are leaving"
+    if not standing_of(state, state.config.me.peer).may_vote:
+        return "we lead none: the host made us no keeper"
     return (
         "our next attempt waits: the last one ended, or another one came first"
         if now_s < state.open.quiet_until_s

@@ -30,6 +30,7 @@ from protocol.rounds.queries import (
     lenders,
     may_reduce,
     ready_at,
+    standing_of,
 )
 from protocol.rounds.schedule.proposal import ReducerOffer, Voters
 from protocol.rounds.state import NO_ROOT, Leading, PeerView, RoundState
@@ -204,6 +205,7 @@ def carriers(state: RoundState, now_s: float) -> list[Member]:
         view
         for view in state.peers.values()
         if view.is_inbound_reachable and view.head is not None and is_alive(state, view.peer, now_s, patience_s)
+        if standing_of(state, view.peer).may_reduce
     ]
     drawn = {peer: sha256(f"carrier {me} {peer}".encode()).digest() for peer in [view.peer for view in able]}
     able.sort(key=lambda view: (view.peer not in ready, view.peer != opener, drawn[view.peer]))
@@ -351,7 +353,7 @@ def lone_party(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """Everybody at hand for a lone attempt: all must agree, promise and ack (R18). Voters come first if a round does not take them
     all.
     """
-    here = [view.peer for view in caught_up(state, now_s)]
+    here = [view.peer for view in caught_up(state, now_s) if standing_of(state, view.peer).may_vote]
     voters_first = sorted(here, key=lambda peer: peer not in state.link.roster)[: state.config.max_members - 1]
     return tuple(sorted([*voters_first, state.config.me.peer]))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from protocol.identity.standing import PeerStanding
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, says_silent, whom_we_ping
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -220,9 +221,15 @@ def may_hold(state: RoundState, peer: PeerId) -> bool:
     return view is not None and (view.member is None or view.head is not None)
 
 
+def standing_of(state: RoundState, peer: PeerId) -> PeerStanding:
+    """A peer's standing, as its credential has it; a keeper's where nothing else was shown."""
+    return state.barred.standings.get(peer, PeerStanding.KEEPER)
+
+
 def may_reduce(state: RoundState, peer: PeerId) -> bool:
-    """Whether we may give a peer a slice, as far as its earlier results tell (R7)."""
-    return peer not in state.open.unfit and state.barred.no_slices_until.get(peer, 0) <= state.link.index
+    """Whether we may give a peer a slice, as far as its earlier results and its standing tell (R7)."""
+    is_fit = peer not in state.open.unfit and state.barred.no_slices_until.get(peer, 0) <= state.link.index
+    return is_fit and standing_of(state, peer).may_reduce
 
 
 def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:

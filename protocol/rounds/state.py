@@ -15,6 +15,7 @@ from typing import Final
 
 from protocol.frozen import replace
 from protocol.identity.identity import Verifier
+from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView
@@ -371,6 +372,7 @@ class Barred:
         doubted_until: the commit from which on we believe these members' uploads again (participants.py).
         silent_since: when we found that these peers answer no heartbeats, the latest last (failure_probes.py).
         false_sums: results of which a proof says that they are summed falsely (audit/sum_proof.py).
+        standings: of peers that are no keepers, by their credentials; ourselves among them.
     """
 
     expelled: frozenset[PeerId] = frozenset()
@@ -381,10 +383,15 @@ class Barred:
     doubted_until: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     silent_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     false_sums: frozenset[Root] = frozenset()
+    standings: Mapping[PeerId, PeerStanding] = field(default_factory=all_keepers)
 
     def expelling(self, *peers: PeerId) -> Barred:
         """These peers are out, too."""
         return replace(self, expelled=self.expelled.union(peers))
+
+    def with_standings(self, standings: Mapping[PeerId, PeerStanding]) -> Barred:
+        """These peers, and no others, are no keepers."""
+        return self if standings == self.standings else replace(self, standings=standings)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_pr
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, record_problem
+from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, may_vote_next, record_problem
 from protocol.rounds.lineage.rule_numbers import SIGNED, takes_turns
 from protocol.rounds.lineage.turns import left_out
 from protocol.rounds.messages.messages import (
@@ -51,6 +51,7 @@ from protocol.rounds.queries import (
     is_suspected,
     may_be_lone,
     may_hand_on,
+    standing_of,
 )
 from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
 from protocol.rounds.telling import own_heartbeat
@@ -69,6 +70,8 @@ MOST_LED: Final = 3
 
 MOST_DOUBLINGS: Final = 16
 """Of the pause between promises to one peer."""
+
+NO_KEEPER: Final = "it is no keeper, and keepers alone lead rounds"
 
 NOTICED_WITHIN_S: Final = 0.3
 """A dead leader is mostly noticed by then by a peer that waits for it. A goodbye must still be out within half a second."""
@@ -185,7 +188,9 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more
-    if out := left_out((entry.peer for entry in record.contributors), record.roster, leaves):
+    voters, check = frozenset(state.link.roster), SignatureCheck(state.config.verifier, state.config.run_id)
+    eligible = (entry.peer for entry in record.contributors if may_vote_next(voters, entry, check))
+    if out := left_out(eligible, record.roster, leaves):
         return f"it leaves {short(out[0])} out of the voters, which contributed, and has room for more"
     dropped = (peer for peer in state.link.roster if peer not in record.roster)
     alive = [peer for peer in dropped if takes_part(state, proposal, peer, leaves.get(peer), now_s)]
@@ -299,6 +304,8 @@ _AGREED: Final = "the expected leader is gone, overdue, or asks itself"
 def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> str | None:
     """Why we object, an empty string to agree, None when the opener must be asked first."""
     opened, config = state.open, state.config
+    if not standing_of(state, sender).may_vote:
+        return NO_KEEPER
     if opened.promised is not None and request.ballot < opened.promised:
         return f"attempt {opened.promised.attempt} is promised already"
     if _had_its_turns(state, sender, now_s):
@@ -416,7 +423,8 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest, 
     # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
     if opened.promised is not None and request.ballot <= opened.promised:
         return RoundStep(state, (refusal(sender, request, opened.promised, above=""),))
-    problem = consent_problem(state, request.ballot, request.pre_votes, lone=request.lone, now_s=now_s)
+    problem = "" if standing_of(state, sender).may_vote else NO_KEEPER
+    problem = problem or consent_problem(state, request.ballot, request.pre_votes, lone=request.lone, now_s=now_s)
     if not problem and sender != state.config.me.peer and _was_promised_lately(state, sender, now_s):
         problem = "it was promised an attempt on this base only now"
     if problem:

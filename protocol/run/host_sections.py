@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from protocol.identity.puzzle import MOST_BITS
+from protocol.kinds.robust_table import OFF, ROBUST_RULES
 from protocol.run.push_url import url_problem
-from protocol.run.section import Section
+from protocol.run.section import Count, Section
+
+_FIRST_ADMISSION_KEYS: Final = frozenset(["credential_days"])
+"""Keys of the admission section that every manifest has."""
+
+OPEN_GUARD: Final = "clip-agree"
+"""The rule against wrong work in a run that is opened by a flag."""
 
 
 def _checked_url(url: str) -> str:
@@ -21,6 +30,50 @@ class AdmissionSection(Section):
 
     credential_days: Annotated[int, Field(ge=1, le=3650)] = 30
     """Days for which a credential lasts. Peers renew it while the host is up; raise it where the host may be away for long."""
+
+    open: bool = False
+    """Admit strangers without an invite, as `potluck host --open` does. They train and are counted; they do not vote, reduce or
+    lead. The other keys below belong to such a run.
+    """
+
+    max_strangers: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Most strangers at a time. A quarter of the peers that the run takes if not given."""
+
+    puzzle_bits: Annotated[int, Field(ge=0, le=MOST_BITS)] = 10
+    """Difficulty of the puzzle that a stranger solves at the door. 10 takes one core about ten seconds, and each more twice as long.
+    """
+
+    prefix_places: Annotated[int, Field(ge=1, le=10_000)] = 4
+    """Most strangers at a time whose addresses begin alike: with the same 24 bits of IPv4, or 48 of IPv6."""
+
+    prefix_daily: Annotated[int, Field(ge=1, le=100_000)] = 16
+    """Most new strangers a day whose addresses begin alike."""
+
+    trial_minutes: Annotated[float, Field(ge=5.0, le=1440.0)] = 60.0
+    """Minutes of a stranger's first credential; at least four of the longest intervals. Without counted work it gets no other."""
+
+    stranger_hours: Annotated[float, Field(ge=1.0, le=720.0)] = 6.0
+    """Hours of a stranger's later credentials, each after work that was counted."""
+
+    member_days: Annotated[int, Field(ge=1, le=365)] = 3
+    """Days of counted work that make a stranger a member, which may also reduce."""
+
+    member_day_tokens: Count | None = None
+    """Credited tokens that make a day count. A tenth of `target_tokens` if not given."""
+
+    member_kept_percent: Annotated[int, Field(ge=0, le=100)] = 80
+    """Least share of a stranger's work that reducers kept, over those days, for it to become a member."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self.used(handler(self), _FIRST_ADMISSION_KEYS)
+
+    @model_validator(mode="after")
+    def _check_open(self) -> AdmissionSection:
+        closed = sorted(self.model_fields_set - _FIRST_ADMISSION_KEYS - {"open"}) if not self.open else []
+        if closed:
+            raise ValueError(f"{closed[0]} belongs to open = true")
+        return self
 
 
 class CheckpointSection(Section):
@@ -39,3 +92,22 @@ class CheckpointSection(Section):
     """Address to which each new checkpoint and its export go: file://, s3://, gs:// or hf://. The host's alone, and may change at any
     start. Credentials come from the environment.
     """
+
+
+def door_problem(admission: AdmissionSection, robust: str, shards: str) -> str:
+    """Why strangers cannot be let into such a run; empty where they can, or are not. `robust`, `shards`: of [round] and [run]."""
+    if not admission.open:
+        return ""
+    if robust == OFF:
+        guards = " or ".join(f'robust = "{name}"' for name in ROBUST_RULES if name != OFF)
+        return f"admission.open with robust off averages whatever strangers send; expected {guards} in [round]"
+    if shards != "data":
+        return f'admission.open with shards = "{shards}": no stranger holds a part of the model alone; expected "data"'
+    return ""
+
+
+def with_open_door(values: Mapping[str, object]) -> dict[str, object]:
+    """The values of a run.toml, as if it said open = true, and with the guard against wrong work if it names none."""
+    given = {name: section for name, section in values.items() if isinstance(section, dict)}
+    admission = {**given.get("admission", {}), "open": True}
+    return {**values, "admission": admission, "round": {"robust": OPEN_GUARD, **given.get("round", {})}}

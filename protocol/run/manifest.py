@@ -35,7 +35,7 @@ from protocol.run.data_section import DataSection, data_contradiction
 from protocol.run.default_run import default_toml
 from protocol.run.evaluate_section import EvaluateSection, tasks_problem
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
-from protocol.run.host_sections import AdmissionSection, CheckpointSection
+from protocol.run.host_sections import AdmissionSection, CheckpointSection, door_problem, with_open_door
 from protocol.run.page_section import NO_WORDS, PageSection
 from protocol.run.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.run.round_section import RoundSection
@@ -163,6 +163,8 @@ class RunConfig(Section):
                 f"run.max_peers {self.run.most_peers}: expected at least run.max_members {self.run.max_members}"
             )
         if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
+            raise ValueError(problem)
+        if problem := door_problem(self.admission, self.round.robust, self.run.shards):
             raise ValueError(problem)
         if problem := tasks_problem(self.evaluate, self.run.shards, has_chats=self.data.has_chats):
             raise ValueError(problem)
@@ -407,8 +409,8 @@ class RunManifest(Section):
         return model_units(config.model, config.num_fragments)
 
 
-def load_run_config(path: Path) -> RunFile:
-    """Read `run.toml`.
+def load_run_config(path: Path, *, is_open: bool = False) -> RunFile:
+    """Read `run.toml`. `is_open`: as if it said that strangers are admitted.
 
     Raises:
         ConfigError: unreadable, not TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
@@ -425,10 +427,10 @@ def load_run_config(path: Path) -> RunFile:
         raise ConfigError(f"{path} is no text: {error}", "a run.toml in UTF-8", "save it as UTF-8") from error
     if len(data) > MAX_RUN_TOML_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_RUN_TOML_BYTES >> 20} MiB", "a run.toml", "check its kind")
-    return parse_run_config(text, str(path))
+    return parse_run_config(text, str(path), is_open=is_open)
 
 
-def parse_run_config(text: str, name: str = "run.toml") -> RunFile:
+def parse_run_config(text: str, name: str = "run.toml", *, is_open: bool = False) -> RunFile:
     """The configuration in a TOML text. Raises ConfigError as `load_run_config`."""
     try:
         values = tomllib.loads(text)
@@ -441,7 +443,7 @@ def parse_run_config(text: str, name: str = "run.toml") -> RunFile:
             f"{name} has a number of thousands of digits", "shorter numbers", "look for the longest line"
         ) from error
     try:
-        return RunFile.model_validate(values)
+        return RunFile.model_validate(with_open_door(values) if is_open else values)
     except ValidationError as error:
         raise ConfigError(*explained(name, error)) from error
 

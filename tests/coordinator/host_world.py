@@ -10,6 +10,7 @@ from pathlib import Path
 
 from averaging.network.seams.interfaces import Clock, Offload
 from averaging.state.start_state import start_root
+from coordinator.admission.open_door import OpenDoor, door_rules, standing_rules
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.ledger.ledger import Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
@@ -79,6 +80,7 @@ class HostWorld:
     tracker: RunTracker
     service: CoordinatorService
     start_units: tuple[StartUnit, ...]
+    door: OpenDoor | None = None
     sequence: int = 0
     offload: InlineOffload = field(default_factory=InlineOffload)
 
@@ -146,5 +148,10 @@ def open_host(
             peer_id=HOST.peer_id,
             bootstrap=lambda: ("/ip4/127.0.0.1/tcp/1/p2p/x",),
         )
-        service = CoordinatorService(hosted, tracker, writer, clock)
-        yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service, units)
+        door = None
+        if manifest.config.admission.open:
+            rules, standing = door_rules(manifest.config), standing_rules(manifest.config)
+            door = OpenDoor(manifest.run_id, rules, standing, authority, writer, clock, offload)
+            tracker.has_vote = door.has_vote
+        service = CoordinatorService(hosted, tracker, writer, clock, door=door)
+        yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service, units, door)

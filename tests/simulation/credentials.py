@@ -82,7 +82,7 @@ class Authority:
         asked = open_request(sealed, verifier=world.verifier, run_id=world.run_id, now_unix_s=now_s)
         self._num_issued += 1
         days: float = LIFE_S / DAY_S
-        return self._ca.issue(asked, world.run_id, now_unix_s=now_s, days=days, serial=self._num_issued)  # type: ignore[arg-type]
+        return self._ca.issue(asked, world.run_id, now_unix_s=now_s, days=days, serial=self._num_issued)
 
     def request(self, signer: Signer) -> bytes:
         """The credentials with which a peer asks before it runs."""

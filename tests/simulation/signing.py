@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from protocol.errors import RemoteProtocolError
+from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId, RunId
 
 WORLD_KEY = b"one key for the whole simulated world"
@@ -54,10 +55,16 @@ class HashVerifier:
             raise RemoteProtocolError(f"peer id {peer}", "the id of a simulated peer") from error
 
     def admits(self, credential: bytes, peer: PeerId, run_id: RunId) -> bool:
-        """Whether it is the credential that `admission_of` gives this peer."""
-        return credential == admission_of(peer, run_id)
+        """Whether it is a credential that `admission_of` gives this peer."""
+        return self.standing(credential, peer, run_id) is not None
+
+    def standing(self, credential: bytes, peer: PeerId, run_id: RunId) -> PeerStanding | None:
+        """The standing with which `admission_of` gives this peer the credential."""
+        return next((each for each in PeerStanding if credential == admission_of(peer, run_id, each)), None)
 
 
-def admission_of(peer: PeerId, run_id: RunId) -> bytes:
+def admission_of(peer: PeerId, run_id: RunId, standing: PeerStanding = PeerStanding.KEEPER) -> bytes:
     """The credential of a simulated peer, as the authority of the run would issue it."""
-    return blake2b(b"admitted" + run_id + peer.encode(), key=WORLD_KEY).digest()
+    about = b"admitted" + run_id + peer.encode()
+    about += b"" if standing is PeerStanding.KEEPER else bytes([standing])
+    return blake2b(about, key=WORLD_KEY).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from secrets import SystemRandom
 from typing import Protocol, TypeGuard
@@ -17,6 +17,7 @@ from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.spans import Record, nowhere
 from averaging.state.proof_files import ProofFiles
 from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, StorageError
+from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import Event
 from protocol.rounds.lineage.lineage import SpineView
@@ -92,10 +93,10 @@ class Peerwide(Protocol):
 @dataclass(frozen=True)
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
-    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission.
-    `steps_in_place`: whether the trainer needs no anchor once the next commit is there, so that it may move in place. `draw` gives
-    numbers in [0, 1) that nobody else can guess: it chooses the sums that are audited. `proofs` of false ones are kept there; None
-    keeps them in memory alone.
+    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission, and
+    `standings` are those of known peers that are no keepers, ourselves among them. `steps_in_place`: whether the trainer needs no
+    anchor once the next commit is there, so that it may move in place. `draw` gives numbers in [0, 1) that nobody else can guess: it
+    chooses the sums that are audited. `proofs` of false ones are kept there; None keeps them in memory alone.
     """
 
     network: Network
@@ -110,6 +111,7 @@ class RoundContext:
     steps_in_place: bool = True
     draw: Callable[[], float] = SystemRandom().random
     proofs: ProofFiles | None = None
+    standings: Callable[[], Mapping[PeerId, PeerStanding]] = all_keepers
 
 
 class Changes:

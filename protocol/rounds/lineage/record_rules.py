@@ -6,7 +6,7 @@ choose the next voters, invent work, or credit itself with tokens.
 Records of older releases carry no signatures (`rules` 0), or keep fewer rules (rule_numbers.py). They are read where the parent is as
 old; after the first record with newer rules none with older ones may follow.
 
-Rules: R10, R20, R21 (protocol/rounds/RULES.md).
+Rules: R3, R10, R20, R21 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.disagreement_rules import disagreement_problem, disagreements
-from protocol.rounds.lineage.rule_numbers import NEWEST, NO_CAP, SIGNED, cap_factor_of, may_follow, version_of
+from protocol.rounds.lineage.rule_numbers import NEWEST, NO_CAP, SIGNED, cap_factor_of, is_open, may_follow, version_of
 from protocol.rounds.lineage.turns import keeps_voters, roster_by_turns, turns_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_TOKENS
 from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
@@ -72,6 +72,8 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         return f"{old}; expected one of this release: ask its leader's owner to install it"
     if not record.rules:
         return ""
+    if is_open(record.rules) != is_open(parent.rules):
+        return "a record of an open run in a run by invite, or the other way; expected its parent's rules"
     found, expected = cap_factor_of(record.rules), cap_factor_of(parent.rules)
     if found != expected:
         return f"a record with a weight cap of {found} times the median; expected the run's {expected}"
@@ -79,7 +81,7 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         _claims_problem(parent, record, check)
         or _sums_problem(parent, record, check)
         or _numbers_problem(parent, record)
-        or _roster_problem(parent, record, left)
+        or _roster_problem(parent, record, left, check)
         or _attestation_problem(record)
     )
 
@@ -129,6 +131,19 @@ def sum_of(record: CommitRecord, part: SliceRecord) -> SliceSum:
     )
 
 
+def may_vote_next(voters: Collection[PeerId], entry: Contributor | Included, check: SignatureCheck) -> bool:
+    """Whether a contributor may be among the next voters (R3): it is one of the base's `voters`, or shows a keeper's credential."""
+    if entry.peer in voters:
+        return True
+    standing = check.verifier.standing(entry.credential, entry.peer, check.run_id)
+    return standing is not None and standing.may_vote
+
+
+def _may_reduce(peer: PeerId, credential: bytes, check: SignatureCheck) -> bool:
+    standing = check.verifier.standing(credential, peer, check.run_id)
+    return standing is not None and standing.may_reduce
+
+
 def member_of(entry: Included) -> Member:
     """The process that a reducer says it counted."""
     return Member(entry.peer, entry.incarnation, entry.session)
@@ -149,10 +164,13 @@ def result_problem(
     signed = is_signed(check, header.reducer, header.sum_seal, encode_sum(sum_in(header, proposal)))
     if not signed:
         return f"a result whose sum {short(header.reducer)} did not sign"
-    is_counted = any(entry.peer == header.reducer for entry in header.included)
-    is_known = voters is None or is_counted or header.reducer in voters
-    if not is_known and not check.verifier.admits(header.credential, header.reducer, check.run_id):
-        return f"a result of {short(header.reducer)} without its admission"
+    counted_as = next((entry.credential for entry in header.included if entry.peer == header.reducer), None)
+    if voters is not None and header.reducer not in voters:
+        credential = header.credential if counted_as is None else counted_as
+        if not check.verifier.admits(credential, header.reducer, check.run_id):
+            return f"a result of {short(header.reducer)} without its admission"
+        if not _may_reduce(header.reducer, credential, check):
+            return f"a result of {short(header.reducer)}, which is a stranger; expected one of a member or a keeper"
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
@@ -227,7 +245,7 @@ def _claims_problem(parent: ChainLink, record: CommitRecord, check: SignatureChe
 
 def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck) -> str:
     counted: set[PeerId] = set()
-    known = {*parent.roster, *(entry.peer for entry in record.contributors)}
+    voters, shown = frozenset(parent.roster), {entry.peer: entry.credential for entry in record.contributors}
     for part in record.slices:
         where = f"slice [{part.first_chunk}, {part.stop_chunk})"
         if any(entry.reason or entry.code == OmissionCode.UNKNOWN for entry in part.omitted):
@@ -239,8 +257,12 @@ def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck
             return f"{where} counts nobody; expected at least one contribution"
         if not is_signed(check, part.reducer, part.seal, encode_sum(what)):
             return f"{short(part.reducer)} did not sign the result of {where} that the record names"
-        if part.reducer not in known and not check.verifier.admits(part.credential, part.reducer, check.run_id):
-            return f"{short(part.reducer)} summed {where} and was not admitted to the run; expected its credential"
+        if part.reducer not in voters:
+            credential = shown.get(part.reducer, part.credential)
+            if not check.verifier.admits(credential, part.reducer, check.run_id):
+                return f"{short(part.reducer)} summed {where} and was not admitted to the run; expected its credential"
+            if not _may_reduce(part.reducer, credential, check):
+                return f"{short(part.reducer)} summed {where} and is a stranger; expected a member or a keeper"
         inputs = [each.peer for each in what.inputs]
         unfair = disagreement_problem(part.disagreeing, inputs, part.stop_chunk - part.first_chunk)
         if unfair:
@@ -382,13 +404,18 @@ def next_roster(
     return tuple(sorted(chosen))
 
 
-def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -> str:
+def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[PeerId], check: SignatureCheck) -> str:
     roster, contributors = frozenset(record.roster), {entry.peer: entry for entry in record.contributors}
+    voters = frozenset(parent.roster)
+    eligible = [entry.peer for entry in record.contributors if may_vote_next(voters, entry, check)]
     stranger = next((peer for peer in record.roster if peer not in contributors and peer not in parent.roster), None)
     if stranger is not None:
         return f"{short(stranger)} is to vote next, but neither voted before nor contributed"
+    junior = next((peer for peer in record.roster if peer not in eligible and peer not in voters), None)
+    if junior is not None:
+        return f"{short(junior)} is to vote next and is no keeper; expected keepers alone among the voters"
     fewest = fewest_voters(parent, left)
-    unfair = turns_problem(parent, record, left, fewest)
+    unfair = turns_problem(parent, record, eligible, left, fewest)
     if unfair:
         return unfair
     if not record.lone and len(roster) < fewest:

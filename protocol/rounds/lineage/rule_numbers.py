@@ -1,11 +1,11 @@
-"""The rules number of records: the version of the checks they keep, and the weight cap of their run.
+"""The rules number of records: the version of the checks they keep, whether their run is open, and its weight cap.
 
 The versions: SIGNED, and TURNS where voters take turns (turns.py). Each of them plus TOLD_VOTES is the same with one more rule: a
 goodbye makes a quorum smaller only if its signer tells all its votes by it (chain.py). New records have that rule.
 
-A record's bytes alone must tell how it is checked, now or years later. So both stand in one number that each record hands on to the
-next: the version in its lowest VERSION_BITS, and above them the cap factor, or 0 for CAP_FACTOR. The start record has the first one,
-and the host signed that.
+A record's bytes alone must tell how it is checked, now or years later. So all stand in one number that each record hands on to the
+next: the version in its lowest VERSION_BITS, in them OPEN_RUN where strangers are admitted, and above them the cap factor, or 0 for
+CAP_FACTOR. The start record has the first one, and the host signed that.
 
 Rules: R10 (protocol/rounds/RULES.md).
 """
@@ -33,6 +33,9 @@ NEW_RUNS: Final = SIGNED + TOLD_VOTES
 NEWEST: Final = TURNS + TOLD_VOTES
 """The highest version that this release knows."""
 
+OPEN_RUN: Final = 1 << 6
+"""In the rules of a run that admits strangers. Releases that know no standing refuse such records: to them it is a newer version."""
+
 CAP_FACTOR: Final = 4
 """A member's weight is at most this many times the median of the members' tokens, if run.toml does not say otherwise (R10)."""
 
@@ -45,7 +48,12 @@ MOST_CAP_FACTOR: Final = 1000
 
 def version_of(rules: int) -> int:
     """The version of the checks that a rules number asks for; 0 for none."""
-    return rules & ((1 << VERSION_BITS) - 1)
+    return rules & ((1 << VERSION_BITS) - 1) & ~OPEN_RUN
+
+
+def is_open(rules: int) -> bool:
+    """Whether a rules number is that of a run that admits strangers."""
+    return bool(rules & OPEN_RUN)
 
 
 def cap_factor_of(rules: int) -> int:
@@ -69,9 +77,10 @@ def may_follow(rules: int, parent_rules: int) -> bool:
     return has_turns and version_of(rules) >= version_of(parent_rules)
 
 
-def rules_with(version: int, cap_factor: int) -> int:
-    """The rules number of these two."""
-    return version | (0 if cap_factor == CAP_FACTOR else cap_factor << VERSION_BITS)
+def rules_with(version: int, cap_factor: int, *, is_open_run: bool = False) -> int:
+    """The rules number of these."""
+    above = 0 if cap_factor == CAP_FACTOR else cap_factor << VERSION_BITS
+    return version | (OPEN_RUN if is_open_run else 0) | above
 
 
 def rules_after(parent_rules: int, *, in_turns: bool) -> int:

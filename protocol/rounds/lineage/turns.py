@@ -127,12 +127,14 @@ def keeps_voters(parent: ChainLink, roster: Collection[PeerId], fewest: int) -> 
     return sum(peer in roster for peer in parent.roster) >= fewest
 
 
-def turns_problem(parent: ChainLink, record: CommitRecord, left: Collection[PeerId], fewest: int) -> str:
+def turns_problem(
+    parent: ChainLink, record: CommitRecord, eligible: Sequence[PeerId], left: Collection[PeerId], fewest: int
+) -> str:
     """Why contributors may not be left out of the next roster as they are; empty where they may. `left`, `fewest`: as in
-    `roster_by_turns` and record_rules.py.
+    `roster_by_turns` and record_rules.py. `eligible`: the contributors that may vote at all.
     """
     roster, voters = frozenset(record.roster), frozenset(parent.roster)
-    out = left_out((entry.peer for entry in record.contributors), roster, left)
+    out = left_out(eligible, roster, left)
     if not out:
         needless, version = takes_turns(record.rules) and not takes_turns(parent.rules), version_of(record.rules)
         return f"rules {version} for a record that leaves nobody out of the voters; expected fewer" if needless else ""
@@ -140,11 +142,11 @@ def turns_problem(parent: ChainLink, record: CommitRecord, left: Collection[Peer
         return f"{short(out[0])} contributed and is not to vote next; nobody who takes part is left out"
     if any(peer in voters for peer in out):
         return f"{short(next(p for p in out if p in voters))} voted and contributed, and is not to vote next"
-    if len(roster) < len(record.contributors):
-        return f"{len(roster)} are to vote next and contributors are left out; expected {len(record.contributors)} at least"
+    if len(roster) < len(eligible):
+        return f"{len(roster)} are to vote next and contributors are left out; expected {len(eligible)} at least"
     if not keeps_voters(parent, roster, fewest):
         return f"contributors take the votes of too many; expected at least {fewest} of {len(voters)} voters to stay"
-    order = drawn(parent, (entry.peer for entry in record.contributors if entry.peer not in voters))
+    order = drawn(parent, (peer for peer in eligible if peer not in voters))
     new = tuple(peer for peer in order if peer in roster)
     if new != order[: len(new)]:
         return f"{short(next(p for p in order if p not in roster))} was drawn as a voter and is left out"

@@ -137,7 +137,8 @@ def make_record(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
     )
     roster = voters.next_after(parent, contributors, is_lone=proposal.lone)
-    is_in_turns = bool(left_out((entry.peer for entry in contributors), roster, voters.gone))
+    eligible = (entry.peer for entry in contributors if entry.peer not in voters.voteless)
+    is_in_turns = bool(left_out(eligible, roster, voters.gone))
     return CommitRecord(
         unit=proposal.unit,
         parent=parent.commit,
@@ -165,13 +166,14 @@ def make_record(
 class Voters:
     """The voters as a leader knows them when it settles: members that it does not suspect, and voters that said goodbye. A peer in
     both came back in another process. `others` are voters that somebody may hear, though they take no part, or though we do not hear
-    them; there is `room` for so many voters.
+    them; there is `room` for so many voters. `voteless` are contributors that are no keepers.
     """
 
     alive: frozenset[PeerId]
     left: frozenset[PeerId]
     others: frozenset[PeerId] = frozenset()
     room: int = MAX_MEMBERS
+    voteless: frozenset[PeerId] = frozenset()
 
     @property
     def gone(self) -> frozenset[PeerId]:
@@ -182,7 +184,8 @@ class Voters:
         self, parent: ChainLink, contributors: Sequence[Contributor], *, is_lone: bool
     ) -> tuple[PeerId, ...]:
         """The next roster (R3). Of a lone commit these are all that take part, as far as they voted before or contributed."""
-        peers = [entry.peer for entry in contributors if entry.peer not in self.gone]
+        out = self.gone | self.voteless
+        peers = [entry.peer for entry in contributors if entry.peer not in out]
         if is_lone:
             return tuple(sorted({*peers, *(peer for peer in parent.roster if peer in self.alive)}))
         return next_roster(parent, peers, self.alive, self.gone, self.others, self.room)

@@ -66,7 +66,7 @@ def test_what_is_no_invite_is_one_clear_line(text: str) -> None:
 
 def test_a_newer_invite_asks_for_a_newer_potluck() -> None:
     with pytest.raises(VersionError, match="newer potluck"):
-        decode_invite("potluck2:abcdef")
+        decode_invite("potluck3:abcdef")
 
 
 def test_an_expired_invite_says_so_before_anything_is_sent() -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal, seal_of
+from protocol.identity.standing import PeerStanding
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
 from protocol.rounds import machine as core
 from protocol.rounds.events import (
@@ -251,6 +252,11 @@ class Seat:
             self.table.perform(self, action)
         return step.actions
 
+    def progressed(self) -> Progressed:
+        """How its training goes, and what everybody knows of standings."""
+        upload, late_s = self.upload_bytes_per_s, self.late_upload_s
+        return Progressed(self.tokens, True, upload, late_upload_s=late_s, standings=self.table.standings)
+
     def hear(self, sender: Seat, message: RoundMessage) -> tuple[Action, ...]:
         """A message of another seat, signed by it, arrives now."""
         return self.feed(MessageArrived(sender.peer, message, sender.sealed(encode_message(message))))
@@ -290,6 +296,9 @@ class Table:
         self.no_uploads: set[PeerId] = set()
         self.withheld: set[PeerId] = set()
         """Reducers that announce results whose bytes nobody gets."""
+        self.standings: dict[PeerId, PeerStanding] = {}
+        """Of the peers that are no keepers, as their credentials and everybody's knowledge have it."""
+
         self.certified: dict[CommitId, bytes] = {}
         signers = sorted((HashSigner(b"seat %d" % i) for i in range(num_peers)), key=lambda s: s.peer_id)
         roster = tuple(signer.peer_id for signer in signers[:num_founders])
@@ -371,7 +380,7 @@ class Table:
             if seat.is_awake:
                 self.retry(seat)
                 seat.tokens += seat.tokens_a_tick
-                seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
+                seat.feed(seat.progressed())
                 seat.feed(RoundTicked())
         self.talk()
 
@@ -520,7 +529,7 @@ class Table:
     def _consume(self, seat: Seat, link: ChainLink) -> None:
         """As the service: how training goes is told before the commit that counted some of it."""
         seat.tokens -= consumed_tokens(link.record, seat.peer) if link.record is not None else 0
-        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
+        seat.feed(seat.progressed())
 
     # --- bytes ---
 
@@ -624,7 +633,8 @@ def included_of(seat: Seat, member: Member, proposal: Proposal, **changes: objec
     root, taken = contribution_root(member, base), seat.state.open.contribution if seat.head.commit == base else None
     tokens = seat.tokens if taken is None else taken.tokens
     claim = ContributionHeader(proposal.unit, base, member, tokens, proposal.codec, root, base, state_root(base))
-    return signed_included(replace(claim, **changes), seat.sealed)  # type: ignore[arg-type]
+    standing = seat.table.standings.get(seat.peer, PeerStanding.KEEPER)
+    return signed_included(replace(claim, **changes), seat.sealed, standing)  # type: ignore[arg-type]
 
 
 def with_sum(header: ResultHeader, proposal: Proposal, reducer: Seat) -> ResultHeader:
@@ -632,7 +642,9 @@ def with_sum(header: ResultHeader, proposal: Proposal, reducer: Seat) -> ResultH
     return replace(header, sum_seal=seal_of(reducer.sealed(encode_sum(sum_in(header, proposal)))))
 
 
-def signed_included(claim: ContributionHeader, sealed: Callable[[bytes], bytes]) -> Included:
+def signed_included(
+    claim: ContributionHeader, sealed: Callable[[bytes], bytes], standing: PeerStanding = PeerStanding.KEEPER
+) -> Included:
     """A reducer's words about a contribution whose claim its member signed, with the proof of its admission."""
     member = claim.member
     return Included(
@@ -645,7 +657,7 @@ def signed_included(claim: ContributionHeader, sealed: Callable[[bytes], bytes])
         claim.lanes,
         member.session,
         seal_of(sealed(encode_claim(claim))),
-        admission_of(member.peer, RUN_ID),
+        admission_of(member.peer, RUN_ID, standing),
     )
 
 
@@ -691,7 +703,7 @@ def heartbeat_of(seat: Seat) -> Heartbeat:
 def acquaint(table: Table) -> None:
     """Everybody trains and has heard everybody, and nothing has been opened yet."""
     for seat in table.live():
-        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
+        seat.feed(seat.progressed())
     for seat in table.live():
         for other in table.others(seat):
             seat.hear(other, heartbeat_of(other))

@@ -1,0 +1,55 @@
+"""The standing of peers that came by the open door: counted work over some days makes a stranger a member.
+
+Only a new credential changes a standing, so it is decided when one is asked for. Keepers are made by invites alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.identity.standing import PeerStanding
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRules:
+    """The numbers of one run.
+
+    Attributes:
+        member_days: days of counted work that make a member.
+        member_day_tokens: credited tokens that make a day count.
+        kept_percent: the least share of a peer's work that reducers kept, 0 to 100, over all of these days.
+    """
+
+    member_days: int
+    member_day_tokens: int
+    kept_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDay:
+    """A peer's work on one day (UTC, days since 1970): tokens that were credited, of those that it brought under the weight cap."""
+
+    day: int
+    credited_tokens: int
+    brought_tokens: int
+
+
+def standing_after(standing: PeerStanding, days: Sequence[WorkDay], rules: StandingRules) -> PeerStanding:
+    """The standing of a peer with this work. A member whose newest days are below the kept share is a stranger again.
+
+    Args:
+        days: all days on which work of the peer was counted, the oldest first.
+    """
+    if standing is PeerStanding.KEEPER:
+        return standing
+    full = [day for day in days if day.credited_tokens >= rules.member_day_tokens]
+    newest = days[-rules.member_days :]
+    is_kept = kept_percent(newest) >= rules.kept_percent
+    return PeerStanding.MEMBER if len(full) >= rules.member_days and is_kept else PeerStanding.STRANGER
+
+
+def kept_percent(days: Sequence[WorkDay]) -> float:
+    """The share of the work that was credited, in percent; 0 without any work."""
+    brought = sum(day.brought_tokens for day in days)
+    return 100.0 * sum(day.credited_tokens for day in days) / brought if brought else 0.0

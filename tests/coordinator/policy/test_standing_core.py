@@ -1,0 +1,48 @@
+"""Work of some days makes members."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.policy.standing_core import StandingRules, WorkDay, kept_percent, standing_after
+from protocol.identity.standing import PeerStanding
+
+RULES = StandingRules(member_days=3, member_day_tokens=100, kept_percent=80)
+STRANGER, MEMBER, KEEPER = PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER
+
+
+def _days(*credited: int, brought: int = 0) -> list[WorkDay]:
+    return [WorkDay(number, tokens, brought or tokens) for number, tokens in enumerate(credited)]
+
+
+@pytest.mark.parametrize(
+    ("days", "standing"),
+    [
+        (_days(), STRANGER),
+        (_days(1_000_000), STRANGER),
+        (_days(100, 100), STRANGER),
+        (_days(100, 99, 100), STRANGER),
+        (_days(100, 99, 100, 100), MEMBER),
+        (_days(100, 100, 100), MEMBER),
+        (_days(100, 100, 100, brought=125), MEMBER),
+        (_days(100, 100, 100, brought=126), STRANGER),
+    ],
+)
+def test_full_days_of_kept_work_make_a_stranger_a_member(days: list[WorkDay], standing: PeerStanding) -> None:
+    assert standing_after(STRANGER, days, RULES) is standing
+
+
+def test_a_member_whose_newest_work_is_not_kept_is_a_stranger_again() -> None:
+    turned = [*_days(*[100] * 10), *(WorkDay(number, 10, 100) for number in range(10, 13))]
+    assert standing_after(MEMBER, turned, RULES) is STRANGER
+    assert standing_after(MEMBER, turned[:11], RULES) is STRANGER, "one such day weighs as much as its work"
+
+
+def test_a_keeper_stays_one_and_nobody_becomes_one_by_work() -> None:
+    assert standing_after(KEEPER, [], RULES) is KEEPER
+    assert standing_after(MEMBER, _days(*[10**9] * 100), RULES) is MEMBER
+
+
+def test_without_work_nothing_was_kept() -> None:
+    assert kept_percent([]) == 0.0
+    assert kept_percent(_days(50, brought=100)) == 50.0

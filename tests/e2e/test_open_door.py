@@ -1,0 +1,94 @@
+"""A run with an open door, with real processes: a stranger joins by the published line, trains and is counted, and decides nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from coordinator.ledger.ledger import open_ledger
+from protocol.identity.standing import PeerStanding
+from protocol.ids import PeerId, UnitName
+from protocol.rounds.lineage.rule_numbers import is_open
+from protocol.rounds.messages.record import CommitRecord
+from protocol.rounds.messages.wire import decode_certificate, decode_record
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, running_potluck
+from tests.forked import Forked
+
+RUN_TOML = """
+[run]
+name = "open"
+total_tokens = 5_000
+min_members = 2
+[model]
+dim = 16
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 32
+context_tokens = 32
+[data]
+source = "text"
+glob = "texts/*.txt"
+shard_bytes = 4096
+[inner]
+learning_rate = 0.01
+batch_tokens = 64
+[round]
+target_tokens = 512
+chunk_elements = 256
+longest_interval_s = 3.0
+[admission]
+open = true
+puzzle_bits = 3
+[checkpoint]
+every_rounds = 4
+"""
+
+
+def _records(state: Path) -> list[CommitRecord]:
+    with open_ledger(state / "ledger.sqlite3") as ledger:
+        rows = ledger.commits(UnitName("fragment-0"))
+    return [decode_record(decode_certificate(row.certificate).record) for row in rows]
+
+
+def _juniors(state: Path) -> Sequence[tuple[str, int, str]]:
+    with sqlite3.connect(state / "ledger.sqlite3") as db:
+        return db.execute("SELECT peer, standing, prefix FROM juniors").fetchall()
+
+
+def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_path: Path, forked: Forked) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    (tmp_path / "texts").mkdir()
+    for number in range(4):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    state = tmp_path / "host"
+    hosting = ("host", str(tmp_path / "run.toml"), "--open", "--state-dir", str(state), *LOOPBACK)
+    with ExitStack() as stack:
+        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked))
+        published, invite = host.wait_for(r"(potluck2:\S+)\n"), host.wait_for(r"(potluck1:\S+)\n")
+        lines = {"stranger": published, "keeper a": invite, "keeper b": invite}
+        peers = [
+            stack.enter_context(
+                running_potluck(
+                    tmp_path,
+                    f"peer {name}",
+                    *("join", line, "--state-dir", str(tmp_path / name), *PEER_FLAGS, "--slowdown", "3"),
+                    forked=forked,
+                )
+            )
+            for name, line in lines.items()
+        ]
+        for peer in peers:
+            assert peer.exit_code() == 0, peer.said()
+        said = host.said() + "".join(peer.said() for peer in peers)
+    assert "Traceback" not in said
+    ((stranger, standing, prefix),) = _juniors(state)
+    assert (standing, prefix) == (int(PeerStanding.STRANGER), "127.0.0.0/24")
+    records, peer = _records(state), PeerId(stranger)
+    assert all(is_open(record.rules) for record in records)
+    assert any(record.contributor(peer) for record in records), "it is counted"
+    assert not any(peer in record.roster for record in records), "it never votes"
+    assert not any(part.reducer == peer for record in records for part in record.slices), "it sums nothing"
+    assert not any(record.ballot.peer == peer for record in records), "it leads nothing"

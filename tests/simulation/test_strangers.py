@@ -1,0 +1,141 @@
+"""Strangers and members at a table of keepers: they are counted, and they decide nothing.
+
+Rules: R3, R6, R7, R18 (protocol/rounds/RULES.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.identity.standing import PeerStanding
+from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, result_problem
+from protocol.rounds.messages.messages import PreVote, PreVoteRequest, Promise
+from protocol.rounds.messages.record import Ballot, CommitRecord
+from protocol.rounds.schedule.proposal import Voters, make_record
+from tests.protocol.rounds.made_commits import proposal_on, results_of
+from tests.protocol.rounds.round_table import OUTER, RUN_ID, TARGET_TOKENS, UNIT, Seat, Table, acquaint, wanted
+from tests.simulation.signing import HashVerifier
+
+CHECK = SignatureCheck(HashVerifier(), RUN_ID)
+STRANGER, MEMBER, KEEPER = PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER
+
+
+def _table(num_keepers: int, num_juniors: int, standing: PeerStanding = STRANGER) -> tuple[Table, list[Seat]]:
+    """Founders, and peers of this standing beside them."""
+    table = Table(num_keepers + num_juniors, num_founders=num_keepers, longest_interval_s=5.0)
+    juniors = [seat for seat in table.live() if seat.peer not in table.genesis.roster]
+    table.standings = dict.fromkeys([seat.peer for seat in juniors], standing)
+    return table, juniors
+
+
+def _records(table: Table) -> list[CommitRecord]:
+    seat = max(table.live(), key=lambda each: each.head.index)
+    return [link.record for link, _ in seat.disk.chain if link.record is not None]
+
+
+def _roles(table: Table, juniors: list[Seat]) -> dict[str, bool]:
+    """The parts that any of the juniors had in any commit."""
+    peers, records = {seat.peer for seat in juniors}, _records(table)
+    return {
+        "counted": any(entry.peer in peers for record in records for entry in record.contributors),
+        "reduces": any(part.reducer in peers for record in records for part in record.slices),
+        "votes": any(peers.intersection(record.roster) for record in records),
+        "leads": any(record.ballot.peer in peers for record in records),
+    }
+
+
+@pytest.mark.parametrize(("num_keepers", "num_strangers"), [(1, 1), (3, 1), (2, 5)])
+def test_strangers_are_counted_and_neither_vote_nor_reduce_nor_lead(num_keepers: int, num_strangers: int) -> None:
+    table, strangers = _table(num_keepers, num_strangers)
+    table.run_until(lambda: table.all_at(8), 200.0)
+    assert _roles(table, strangers) == {"counted": True, "reduces": False, "votes": False, "leads": False}
+
+
+def test_a_member_reduces_and_does_not_vote() -> None:
+    table, members = _table(3, 1, MEMBER)
+    table.run_until(lambda: table.all_at(8), 200.0)
+    assert _roles(table, members) == {"counted": True, "reduces": True, "votes": False, "leads": False}
+
+
+def test_whoever_becomes_a_keeper_votes_from_the_next_commit_that_counts_it() -> None:
+    table, (newcomer,) = _table(3, 1)
+    table.run_until(lambda: table.all_at(3), 100.0)
+    table.standings = {}
+    table.run_until(lambda: table.all_at(6), 100.0)
+    assert newcomer.peer in _records(table)[-1].roster
+
+
+def test_strangers_alone_commit_nothing_however_long_they_wait() -> None:
+    table, strangers = _table(2, 3)
+    table.run_until(lambda: table.all_at(2), 100.0)
+    for seat in table.others(*strangers):
+        table.kill(seat)
+    table.run_for(200.0)
+    assert {seat.head.index for seat in strangers} == {2}
+
+
+def test_the_last_keeper_goes_on_with_strangers_and_is_the_only_voter() -> None:
+    table, strangers = _table(3, 2)
+    table.run_until(lambda: table.all_at(2), 100.0)
+    last, *others = table.others(*strangers)
+    for seat in others:
+        table.kill(seat)
+    table.run_until(lambda: last.head.index >= 5, 400.0)
+    assert _records(table)[-1].roster == (last.peer,)
+    assert not _roles(table, strangers)["votes"]
+
+
+def test_nobody_agrees_or_promises_to_a_stranger_that_would_lead() -> None:
+    table, (stranger,) = _table(3, 1)
+    acquaint(table)
+    keeper = table.others(stranger)[0]
+    ballot = Ballot(1, stranger.peer)
+    keeper.hear(stranger, PreVoteRequest(UNIT, table.genesis.commit, ballot, 1000.0, lone=False))
+    (answer,) = keeper.sent(PreVote)
+    assert isinstance(answer, PreVote)
+    assert "no keeper" in answer.objection
+    keeper.hear(stranger, wanted(table, ballot))
+    assert keeper.sent(Promise) == []
+    assert any("keepers alone lead rounds" in reason for reason in keeper.reasons)
+
+
+def _lying(table: Table, stranger: Seat, *, reduces: bool) -> CommitRecord:
+    """A record that a lying leader makes, with the stranger among the next voters or with one of its slices."""
+    members = table.live()
+    proposal = proposal_on(table.genesis, members)
+    slices = tuple(
+        replace(part, reducer=part.reducer if reduces or part.reducer != stranger.peer else members[0].peer)
+        for part in proposal.slices
+    )
+    proposal = replace(proposal, slices=slices)
+    alive = frozenset(seat.peer for seat in members)
+    left_out = frozenset({stranger.peer}) if reduces else frozenset()
+    voters = Voters(alive, frozenset(), voteless=left_out)
+    results = results_of(proposal, members)
+    return make_record(table.genesis, proposal, proposal.ballot, results, voters, OUTER, TARGET_TOKENS)
+
+
+def test_a_record_that_gives_a_stranger_a_vote_is_refused() -> None:
+    table, (stranger,) = _table(3, 1)
+    found = record_problem(table.genesis, _lying(table, stranger, reduces=False), CHECK, ())
+    assert "is to vote next and is no keeper" in found
+
+
+def test_a_record_with_a_slice_of_a_stranger_is_refused_and_so_is_its_result() -> None:
+    table, (stranger,) = _table(3, 1)
+    found = record_problem(table.genesis, _lying(table, stranger, reduces=True), CHECK, ())
+    assert "is a stranger; expected a member or a keeper" in found
+    proposal = proposal_on(table.genesis, table.live())
+    headers = {header.reducer: header for header in results_of(proposal, table.live())}
+    assert "is a stranger" in result_problem(headers[stranger.peer], proposal, CHECK, table.genesis.roster)
+
+
+def test_no_member_is_left_out_of_a_record_by_the_words_of_strangers() -> None:
+    """A record of an honest leader leaves strangers out of the voters, and keeps the rules as it does so."""
+    table, (stranger,) = _table(3, 1)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    (record,) = _records(table)
+    assert stranger.peer in {entry.peer for entry in record.contributors}
+    assert record_problem(table.genesis, record, CHECK, ()) == ""
