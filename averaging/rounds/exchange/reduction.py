@@ -78,6 +78,23 @@ class _Sum:
     left_out: LeftOut = ()
 
 
+class _WholeOffers:
+    """Remembers the offers of which all of a slice is here: to look at each chunk takes a while."""
+
+    def __init__(self, part: SliceSpec) -> None:
+        self._part = part
+        self._whole: dict[PeerId, OfferedContribution] = {}
+
+    def has(self, offer: OfferedContribution | None) -> bool:
+        """Whether all of the slice is here."""
+        if offer is None:
+            return False
+        peer = offer.member.peer
+        if self._whole.get(peer) is not offer and offer.has(self._part):
+            self._whole[peer] = offer
+        return self._whole.get(peer) is offer
+
+
 class Reduction:
     """One slice of one attempt at its reducer: waits for the members, closes, sums.
 
@@ -127,8 +144,8 @@ class Reduction:
         self._num_left: dict[PeerId, tuple[OfferedContribution | None, int]] = {}
         """Number of chunks that are still to come of an offer, once some have arrived."""
 
-        self._whole: dict[PeerId, OfferedContribution] = {}
-        """Of members that are not waited for: what is here of the whole slice."""
+        self._whole = _WholeOffers(part)
+        """Of members that are not waited for."""
 
         self.nearly_in = trio.Event()
         """Set when little is still to come, and when the slice is closed."""
@@ -209,17 +226,6 @@ class Reduction:
         self._enough_until_s = min(self._enough_until_s, self._began_s + enough_s) if enough_s < inf else inf
         self._waiting.deadline = min(self._until_s, self._enough_until_s)
 
-    def _is_counted(self, peer: PeerId) -> bool:
-        """Whether a member's chunks are summed as far as is known now. That a leaver is not waited for does not matter once all that
-        it has for the slice is here: its carrier brought it.
-        """
-        if peer not in self.left_out:
-            return True
-        offer = self._offers.get(peer)
-        if offer is not None and self._whole.get(peer) is not offer and offer.has(self.part):
-            self._whole[peer] = offer
-        return offer is not None and self._whole.get(peer) is offer
-
     def _whole_offers(self) -> list[tuple[PeerId, OfferedContribution]]:
         members = sorted(member.peer for member in self._proposal.members)
         offers = [(peer, self._offers.get(peer)) for peer in members]
@@ -238,7 +244,9 @@ class Reduction:
         batch = _new(offer, batch)
         offer.chunks.update(batch)
         self._count(offer, len(batch))
-        expected = sorted(member.peer for member in self._proposal.members if self._is_counted(member.peer))
+        members = sorted(member.peer for member in self._proposal.members)
+        # nobody waits for a leaver, but what its carrier brought is summed
+        expected = [peer for peer in members if peer not in self.left_out or self._whole.has(self._offers.get(peer))]
         counted: list[tuple[PeerId, OfferedContribution]] = []
         for peer in expected:
             theirs = self._offers.get(peer)
