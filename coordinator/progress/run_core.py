@@ -17,10 +17,8 @@ from protocol.host.report_pace import MISSED_REPORTS
 from protocol.ids import CommitId, PeerId
 from protocol.tables import several
 
-NOBODY_HERE: Final = (
-    "no peer is here; the run goes on when one comes back; "
-    "if peers ended it without the host, one of them brings the rest by potluck join"
-)
+NOBODY_HERE: Final = "no peer is here; the run goes on when one comes back"
+NOBODY_BACK: Final = f"{NOBODY_HERE}; if peers ended it without the host, one of them brings the rest by potluck join"
 ALL_PAUSED: Final = "each peer that is here is paused"
 
 READY_FOR_S: Final = 15.0
@@ -221,13 +219,14 @@ def is_same_news(one: RunNews, other: RunNews) -> bool:
     )
 
 
-def why_waiting(states_here: Collection[str], num_known: int) -> str:
+def why_waiting(states_here: Collection[str], num_heard: int, num_away: int) -> str:
     """Why no peer trains: none of those that ever came is here, or all are paused; empty while one may train.
 
     Args:
         states_here: the states of the peers that are here.
-        num_known: all peers that ever came.
+        num_heard: peers that this process of the host has heard.
+        num_away: contributors that only earlier ones heard.
     """
     if not states_here:
-        return NOBODY_HERE if num_known else ""
+        return NOBODY_HERE if num_heard else NOBODY_BACK if num_away else ""
     return ALL_PAUSED if all(state == "paused" for state in states_here) else ""

@@ -387,7 +387,7 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
     left_out, banned = left_out_in(picture), picture.banned
     here = {peer: entry for peer, entry in picture.peers.items() if entry.is_live(now_s) and peer not in banned}
     states = [entry.report.state for entry in here.values()]
-    waiting = why_waiting(states, len(picture.peers) + num_away) if state.phase is Phase.TRAINING else ""
+    waiting = why_waiting(states, len(picture.peers), num_away) if state.phase is Phase.TRAINING else ""
     left_s = None if waiting else eta_s(picture.rounds, state.total_tokens, picture.target_tokens)
     return {
         "run": picture.run_name,

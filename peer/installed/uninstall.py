@@ -17,6 +17,7 @@ from averaging.host.http_client import STATUS_ADDRESS_FILE
 from averaging.host.log_file import LOG_FOLDER
 from averaging.host.used_settings import SETTINGS_FILE
 from averaging.system.known_places import Place, measured
+from averaging.system.usual_folders import state_root
 from peer.checks.reach import TOLD_FILE
 from peer.history.round_log import HISTORY_FOLDER
 from peer.installed.places import DATA, IDENTITY
@@ -160,6 +161,9 @@ def uninstall(
                 _delete(found.folder / name)
     with suppress(OSError):
         found.folder.rmdir()  # only if it is empty
+    with suppress(OSError, ConfigError):
+        if found.folder.parent == state_root():
+            found.folder.parent.rmdir()  # a host's folder keeps it
     stays = "" if not found.folder.exists() else ", apart from what is not ours"
     return [*said, f"removed: {printable(found.folder)}{stays}"]
 

@@ -32,8 +32,8 @@ PATIENCE_MS: Final = 120_000
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, str, str, str]]:
-    """The host's view, the public one, the one of a host that was away, and a volunteer's panel, by URL."""
+def served(folder: Path) -> Iterator[dict[str, str]]:
+    """The URLs: the host's view, the public one, those of a host that was away and of a new run, and a volunteer's panel."""
     unix_s = int(time.time())
     book = events(folder, unix_s)
     for row in moment(folder, unix_s).picture.checkpoints[1:]:  # the oldest one's files are gone
@@ -45,9 +45,11 @@ def served(folder: Path) -> Iterator[tuple[str, str, str, str]]:
 
     source = RunSource(partial(moment, folder, unix_s), newest, lambda path: f"verified: {path.name}", page=PAGE)
     away = status_app(replace(source, snapshot=partial(after_outage, folder, unix_s)))
-    apps = status_app(source), status_app(source, is_public=True), away, peer_app(volunteer)
-    listeners = [bind_http("127.0.0.1", 0) for _ in apps]
-    urls = [f"http://127.0.0.1:{listener.getsockname()[1]}/" for listener in listeners]
+    new = status_app(replace(source, snapshot=partial(moment, folder, unix_s, 0)))
+    public = status_app(source, is_public=True)
+    apps = {"host": status_app(source), "public": public, "away": away, "new": new, "panel": peer_app(volunteer)}
+    listeners = {kind: bind_http("127.0.0.1", 0) for kind in apps}
+    urls = {kind: f"http://127.0.0.1:{listener.getsockname()[1]}/" for kind, listener in listeners.items()}
     tokens: list[trio.lowlevel.TrioToken] = []
     scopes: list[trio.CancelScope] = []
 
@@ -55,13 +57,13 @@ def served(folder: Path) -> Iterator[tuple[str, str, str, str]]:
         async with trio.open_nursery() as nursery:
             tokens.append(trio.lowlevel.current_trio_token())
             scopes.append(nursery.cancel_scope)
-            for listener, app in zip(listeners, apps, strict=True):
-                nursery.start_soon(serve_http, listener, app)
+            for kind, app in apps.items():
+                nursery.start_soon(serve_http, listeners[kind], app)
 
     thread = threading.Thread(target=trio.run, args=(serve,))
     thread.start()
     try:
-        yield urls[0], urls[1], urls[2], urls[3]
+        yield urls
     finally:
         trio.from_thread.run_sync(scopes[0].cancel, trio_token=tokens[0])
         thread.join()
@@ -79,8 +81,15 @@ RUN_PARTS: Final = {
     "#join a": 1,
     "#contact a": 1,
 }
+NEW_PARTS: Final = {".card": 6, "#peers tr": 5, "#events li": 10}
 PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#ready": 1, "#run dd": 8, "#machine dd": 7}
 
+
+PARTS: Final = {"host": RUN_PARTS, "public": RUN_PARTS, "away": RUN_PARTS, "new": NEW_PARTS, "panel": PANEL_PARTS}
+
+HOLLOW: Final = """[...document.querySelectorAll(".chart:not(:has(canvas))")].filter(box => box.clientHeight > 60).map(box => box.id)
+  .concat(document.querySelector(".cell") || !document.querySelector("#round")?.offsetParent ? [] : ["#round"])"""
+"""Charts of nothing that take the room of a chart, and the word to point at rounds where there is none."""
 
 SPILT: Final = """Math.max(...Array.from(document.querySelectorAll("section"), s => s.scrollHeight - s.clientHeight))"""
 
@@ -175,6 +184,7 @@ def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str
     if too_wide > 0:
         wrong.append(f"{name}: {too_wide} pixels wider than the window")
     spilt = page.evaluate(SPILT)
+    wrong += [f"{name}: {place} has nothing to show" for place in page.evaluate(HOLLOW)]
     if spilt:
         wrong.append(f"{name}: {spilt} pixels lie below the section that they belong to")
     if "#checkpoints details" in parts:
@@ -197,19 +207,17 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     wrong: list[str] = []
-    with served(options.out / "checkpoints") as (own, public, away, panel), sync_playwright() as playwright:
+    with served(options.out / "checkpoints") as urls, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         for view, (width, height) in VIEWS.items():
             for scheme in ("light", "dark"):
-                runs = {"host": own, "public": public, "away": away}
-                kinds = [*((kind, url, RUN_PARTS) for kind, url in runs.items()), ("panel", panel, PANEL_PARTS)]
-                for kind, url, parts in kinds:
+                for kind, url in urls.items():
                     page = browser.new_page(
                         viewport={"width": width, "height": height},
                         color_scheme="dark" if scheme == "dark" else "light",
                     )
                     page.set_default_timeout(PATIENCE_MS)
-                    wrong += look(page, url, parts, options.out / f"{kind}-{view}-{scheme}.png")
+                    wrong += look(page, url, PARTS[kind], options.out / f"{kind}-{view}-{scheme}.png")
                     page.close()
         browser.close()
     for line in wrong:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from coordinator.progress.run_core import (
+    ALL_PAUSED,
     LOST_START_S,
+    NOBODY_BACK,
+    NOBODY_HERE,
     READY_FOR_S,
     AnnounceFinished,
     CommitVerified,
@@ -18,6 +21,7 @@ from coordinator.progress.run_core import (
     SignStart,
     StartSigned,
     step,
+    why_waiting,
 )
 from protocol.ids import CommitId, PeerId
 
@@ -110,3 +114,11 @@ def test_trains_until_the_target_and_finishes_once() -> None:
 def test_a_start_record_found_after_a_restart_begins_training() -> None:
     state, actions, _ = play((0, StartSigned(GENESIS)), (1, PeerReported(A, True)), (1, PeerReported(B, True)))
     assert (state.phase, state.head, actions) == (Phase.TRAINING, GENESIS, [])
+
+
+def test_run_without_a_peer_says_what_it_waits_for_and_after_a_restart_that_peers_may_have_ended_it() -> None:
+    assert why_waiting([], num_heard=0, num_away=0) == ""
+    assert why_waiting([], num_heard=2, num_away=1) == NOBODY_HERE
+    assert why_waiting([], num_heard=0, num_away=2) == NOBODY_BACK
+    assert why_waiting(["training", "paused"], num_heard=2, num_away=0) == ""
+    assert why_waiting(["paused"], num_heard=2, num_away=0) == ALL_PAUSED

@@ -66,6 +66,21 @@ def test_all_that_a_peer_wrote_is_shown_with_sizes_and_removed_after_one_yes(tmp
     assert find_installed(state, tmp_path / UNIT).is_empty
 
 
+@pytest.mark.parametrize("beside", [(), ("host",)], ids=["alone", "beside a host"])
+def test_folder_above_the_usual_state_folder_goes_with_it_unless_a_host_is_there(
+    beside: tuple[str, ...], tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    above = tmp_path / "state" / "potluck"
+    above.mkdir(parents=True)
+    for name in beside:
+        (above / name).mkdir()
+    state.rename(above / "peer")
+    uninstall(find_installed(above / "peer", tmp_path / UNIT), yes)
+    assert sorted(path.name for path in above.parent.glob("potluck/*")) == sorted(beside)
+    assert above.exists() == bool(beside)
+
+
 def test_files_of_others_in_the_state_folder_stay_and_are_named(tmp_path: Path, state: Path) -> None:
     others = ("session.txt", "thesis.doc", "addresses.csv", "identity.backup")
     for name in others:
