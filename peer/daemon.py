@@ -70,7 +70,7 @@ from peer.pipeline.lane_training import train_in_lanes
 from peer.profile.profile_service import serve_profiles
 from peer.scores.measuring import measure_commits
 from peer.session.await_state import HELD_BECAUSE, FirstState
-from peer.session.build import kept_milestones, load_anchors, open_chains, text_plan, training_plan, whole_anchor
+from peer.session.build import kept_milestones, open_chains, text_plan, training_plan, whole_anchor
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.catch_up import catch_up_all
 from peer.session.damaged_logs import lost_index, set_aside
@@ -432,9 +432,8 @@ async def _rounds(
         await rounds.list_peers(tuple(p for p in joined.roster.take_records(entries) if p != membership.coordinator))
 
     async with trio.open_nursery() as nursery:
-        # Queue the start of training before any commit reaches the trainer. The rounds do not wait for it, since voting and
-        # fetching need no training.
-        nursery.start_soon(_begin_training, life, chains, trainer, first)
+        # the rounds do not wait for the start of training, since voting and fetching need none
+        nursery.start_soon(_begin_training, life, services, trainer, first)
         await nursery.start(rounds.run)
         nursery.start_soon(watch_isolation, joined, rounds)
         nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
@@ -452,13 +451,14 @@ async def _rounds(
 
 
 async def _begin_training(
-    life: PeerSession, chains: Sequence[UnitChain], trainer: PeerTrainer, first: FirstState
+    life: PeerSession, services: Sequence[RoundService], trainer: PeerTrainer, first: FirstState
 ) -> None:
-    """Load the anchor into a training process that is still importing. Start training, within the owner's limits, once there is a
+    """Wait until the training process has the anchors of all units. Start training, within the owner's limits, once there is a
     state.
     """
     life.board.say("catching up", "the training process is starting")
-    await load_anchors(chains, trainer)
+    for service in services:
+        await service.wait_adopted()
     await first.wait()
     life.board.say("training", "training")
     async with open_plain_nursery() as beside:

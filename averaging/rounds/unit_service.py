@@ -167,6 +167,10 @@ class RoundService:
         """Whether the trainer knows of every commit that the machine has applied."""
         return self._trainer_updates.is_idle and self.state.link.commit == self.chain.state.head
 
+    async def wait_adopted(self) -> None:
+        """Wait until the trainer has an anchor, and every commit since."""
+        await self._trainer_updates.wait_adopted()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -6,7 +6,6 @@ Rules: R18, R24 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,9 @@ from averaging.network.seams.interfaces import Storage
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.head_state import Loan
 from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.retention import update_bytes
-from averaging.rounds.lineage.unit_chain import UnitChain, lend
+from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.lineage.unit_feedback import ErrorFeedback
 from averaging.rounds.lineage.updates import UnitContext
 from averaging.state.generations import Generations
@@ -44,7 +42,6 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.session.damaged_logs import has_begun_anew
 from peer.session.restart_report import Restored, restored, units_sentence
 from peer.settings.config import PeerConfig, whole_bytes
-from peer.training.peer_trainer import PeerTrainer
 from peer.training.replica.compile_folder import COMPILE_FOLDER
 from peer.training.replica.moments import MOMENTS_NAME, MOST_COMMITS_OLD
 from peer.training.training_plan import MachinePlan, TextPlan, TrainingPlan
@@ -188,30 +185,6 @@ async def read_anchors(chains: Sequence[UnitChain], commit: CommitId, rooms: Seq
         stands_at = await chain.held.copy_anchor(room_N, chain.tools.offload)
         if chain is chains[0] and stands_at != commit:
             raise LocalProtocolError("another commit, which came before there was room", "the commit to be evaluated")
-
-
-async def load_anchors(chains: Sequence[UnitChain], trainer: PeerTrainer) -> None:
-    """Begin training at the heads of all units. Commits that come before the trainer is ready make states of their own, since it
-    gets these first and their shifts after.
-    """
-    loans, tokens = await _loans(chains), chains[0].head.total_tokens
-    try:
-        anchors = {place: loan.state.anchor_N for place, loan in enumerate(loans)}
-        await trainer.load_units(anchors, schedule_tokens=tokens)
-    finally:
-        for loan in loans:
-            loan.give_back()
-
-
-async def _loans(chains: Sequence[UnitChain]) -> list[Loan]:
-    """One of each chain, or none if the wait for one is cancelled."""
-    loans = list[Loan]()
-    with ExitStack() as undone:
-        for chain in chains:
-            loans.append(await lend(chain))
-            undone.callback(loans[-1].give_back)
-        undone.pop_all()
-    return loans
 
 
 def result_codec(config: RunConfig) -> Codec | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -40,10 +40,6 @@ class PeerTrainer(Protocol):
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
         """Theta <- anchor in a unit; its ready tokens <- 0."""
-        ...
-
-    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-        """The same for several units, before any later command for one of them."""
         ...
 
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -68,6 +68,7 @@ from protocol.errors import LocalProtocolError
 
 log = structlog.get_logger()
 
+_NO_LIFE: Final = -1
 OWNER_HOLDS: Final = "its owner holds back what is trained"
 START_WITHIN_S: Final = 300.0
 """Time for imports, the model, and the search for the micro-batch, on a slow machine."""
@@ -120,7 +121,7 @@ class WorkerTrainer:
         """Why the model does not fit into the allowed memory of the card, once known. It is not tried again in this life of the
         daemon.
         """
-        self._life_of_theta = [0] * len(self._spans)
+        self._life_of_theta = [_NO_LIFE] * len(self._spans)
         """`restarts` when the caller last knew a unit's theta. A shift applies to that life's theta only."""
         self._kill_reason = ""
         self._card_plan = plan.card_plan
@@ -145,17 +146,11 @@ class WorkerTrainer:
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
         """Theta <- anchor. A worker that dies meanwhile also restarts from it."""
-        await self.load_units({unit: anchor_N}, schedule_tokens=schedule_tokens)
-
-    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-        """The same for several units, before any later command for one of them."""
-        for unit, anchor_N in anchors.items():
-            await self.set_anchor(anchor_N, unit=unit)
+        await self.set_anchor(anchor_N, unit=unit)
         self._schedule_tokens = schedule_tokens
         async with self._command_lock:
             await self._until_ready()
-            for unit, anchor_N in anchors.items():
-                await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), anchor_N)
+            await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), anchor_N)
 
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
         """Theta at the next step boundary. Then no step is taken until the next shift or load, for `still_s` at most.
@@ -225,6 +220,7 @@ class WorkerTrainer:
             state="held" if self._is_held else self._state,
             reason=self._held_because if self._is_held else self._reason,
             answers_within_s=self._measures.within_s + self._patience_s(),
+            has_theta=self._life_of_theta[unit] == self._restarts,
         )
 
     # --- beyond the Trainer interface ---

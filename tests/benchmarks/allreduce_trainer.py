@@ -126,10 +126,6 @@ class GivenTrainer:
         """The anchor is what the next vector goes by."""
         self._anchor_N, self._ready = anchor_N, 0
 
-    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-        """The whole model is one unit here."""
-        await self.load(anchors[0], schedule_tokens=schedule_tokens)
-
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
         """The vector that was made ready."""
         self._desk.marks.mark("ordered")

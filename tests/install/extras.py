@@ -1,6 +1,7 @@
 """`python -m tests.install.extras FOLDER [EXTRA ...]`: extras do their work once with the package itself; tests have a stand-in.
 
-`s3` needs `pip install 'moto[server]'` beside the extra.
+`s3` needs `pip install 'moto[server]'` beside the extra. `peft` is no extra: it reads what `potluck checkpoint export --adapter`
+writes, and is installed together with the extra `test`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,13 @@ def _s3(folder: Path) -> None:
     try_s3(folder / "s3")
 
 
-TRIALS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "small": _small, "s3": _s3}
+def _peft(folder: Path) -> None:
+    from tests.install.peft_trial import try_peft
+
+    try_peft(folder / "peft")
+
+
+TRIALS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "small": _small, "s3": _s3, "peft": _peft}
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

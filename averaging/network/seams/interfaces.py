@@ -370,6 +370,7 @@ class TrainerProgress:
             due at the target of the last commit.
         num_replicas: replicas that train side by side; each takes this part of the tokens.
         answers_within_s: the longest time that a command may take now, an evaluation that holds the trainer included; 0 if unknown.
+        has_theta: False while there is no theta that a shift could fit: the worker is starting or died, so a shift loads the anchor.
     """
 
     tokens_ready: int
@@ -382,6 +383,7 @@ class TrainerProgress:
     due_tokens: int = 0
     num_replicas: int = 1
     answers_within_s: float = 0.0
+    has_theta: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,15 @@ class AdoptionShift:
         torch.sub(after_n, from_n, out=self.shift_N[span])
 
 
+class NoShift:
+    """For a commit that comes while there is no theta: the trainer loads the anchor once it is ready, so no vector is made for it."""
+
+    shift_N: torch.Tensor | None = None
+
+    def seen(self, span: slice, before_n: torch.Tensor, after_n: torch.Tensor) -> None:
+        """Nothing is made of it."""
+
+
 def adoption_shift(
     applied: AppliedCommit,
     record: CommitRecord,
@@ -146,7 +155,11 @@ def adopt_commit(
     grid: ChunkGrid,
     mixed: Mixed | None = None,
 ) -> ParameterShift:
-    """The shift of one commit on our lineage; with `mixed`, chunks that counted our contribution are mixed into theta."""
+    """The shift of one commit on our lineage; with `mixed`, chunks that counted our contribution are mixed into theta. A commit that
+    came while there was no theta loads its anchor.
+    """
+    if applied.shift_N is None and applied.previous_anchor_N is None:
+        return ParameterShift(None, 0)
     is_ours = _is_counted(record, me, contribution)
     if mixed is not None and contribution is not None:
         contribution = replace(contribution, may_overwrite_theta=False)  # it is mixed in after the shift was made

@@ -24,7 +24,7 @@ from protocol.rounds.messages.record import OuterStep
 @dataclass(frozen=True)
 class AppliedCommit:
     """The result of one commit here: the new state, and the anchor before it, (N,) float32, or the shift of theta that was made while
-    that anchor was there.
+    that anchor was there. It has neither if there was no theta to shift.
     """
 
     state: UnitState
@@ -33,9 +33,12 @@ class AppliedCommit:
 
 
 class MakesShift(Protocol):
-    """Makes the shift of theta for a commit (adoption.py) while the state moves in place. `shift_N` is (N,) float32."""
+    """Makes the shift of theta for a commit (adoption.py) while the state moves in place."""
 
-    shift_N: torch.Tensor
+    @property
+    def shift_N(self) -> torch.Tensor | None:  # noqa: N802 - the shape is part of the name
+        """(N,) float32; None if no theta is to be shifted."""
+        ...
 
     def seen(self, span: slice, before_n: torch.Tensor, after_n: torch.Tensor) -> None:
         """The anchor of this part before and after the commit, (n,) float32 each. Called in a thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import takewhile
@@ -18,6 +18,7 @@ from averaging.rounds.lineage.adoption import (
     AdoptionShift,
     Mixed,
     Mixing,
+    NoShift,
     ParameterShift,
     adopt_commit,
     adopt_switch,
@@ -48,10 +49,8 @@ MOST_KEPT_BYTES: Final = 64 << 20
 byte a value for each of them.
 """
 
-MOST_WAITING: Final = 4
-"""The most commits that wait for the trainer separately, each with vectors of the whole unit; more are merged into one. If no
-training process comes up, they wait as long as the run lasts.
-"""
+MOST_WAITING: Final = 1
+"""The most commits that wait for the trainer separately, each with vectors of the whole unit; more are merged into one."""
 
 _LONG_AGO: Final = 1 << 62
 """Tokens since the snapshot for commits that were merged while they waited: more than any delay, so none of them is mixed into
@@ -108,13 +107,19 @@ class TrainerUpdater:
 
         self._arrived = trio.Event()
         self._idle = trio.Event()
-        self._idle.set()
+        """Not set before `run` has begun."""
+
         self.pending_tokens = 0
         """Tokens that a commit has counted and that the trainer still calls ready."""
 
     async def run(self) -> None:
-        """Run until cancelled."""
-        await self._trainer.set_anchor(self._chain.state.anchor_N)
+        """Run until cancelled. A trainer without theta loads the anchor before anything else."""
+        state = self._chain.state
+        await self._trainer.set_anchor(state.anchor_N)
+        if not self._trainer.progress().has_theta:
+            await self.correct(None, state)
+        elif not self._waiting:
+            self._idle.set()
         while True:
             while not self._waiting:
                 await self._arrived.wait()
@@ -153,10 +158,17 @@ class TrainerUpdater:
         for root in loose[: max(0, len(self._offers) - most)]:
             del self._offers[root]
 
-    def begin_shift(self, record: CommitRecord, contribution: EncodedContribution | None) -> AdoptionShift | None:
+    def begin_shift(
+        self, record: CommitRecord, contribution: EncodedContribution | None
+    ) -> AdoptionShift | NoShift | None:
         """The shift of a commit that moves the state in place; `contribution` is what we offered on its base. None while the trainer
         lacks updates: it, and they, still need the anchors of earlier commits.
+
+        A trainer without theta needs none of these. It may read the anchor while a commit moves it, but each such commit is followed
+        by a load of its own.
         """
+        if not self._trainer.progress().has_theta:
+            return NoShift()
         return None if not self.is_idle else AdoptionShift(record, self._me, contribution, self._chain.tools.grid)
 
     async def commit(
@@ -173,6 +185,8 @@ class TrainerUpdater:
             mixed = self._mixed(contribution, tokens_ready)
             return adopt_commit(applied, record, self._me, contribution, grid, mixed)
 
+        if not self._trainer.progress().has_theta:
+            applied = AppliedCommit(applied.state)
         await self._put(adopt, applied.state.anchor_N, link.total_tokens, commit=link)
         await self._fold()
 
@@ -237,7 +251,7 @@ class TrainerUpdater:
         grid = self._chain.tools.grid
         try:
             adoption = await self._offload.run(
-                lambda: _together([task.adopt(tokens_ready) for task in tasks], grid), cost_s=ADOPT_COST_S
+                lambda: _together((task.adopt(tokens_ready) for task in tasks), grid), cost_s=ADOPT_COST_S
             )
         finally:
             for _ in tasks:
@@ -271,6 +285,6 @@ class TrainerUpdater:
         )
 
 
-def _together(adoptions: list[ParameterShift], grid: ChunkGrid) -> ParameterShift:
-    """Successive shifts as one shift."""
+def _together(adoptions: Iterable[ParameterShift], grid: ChunkGrid) -> ParameterShift:
+    """Successive shifts as one shift. Each is made when it is needed."""
     return reduce(lambda first, second: one_after_another(first, second, grid), adoptions)

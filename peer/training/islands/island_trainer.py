@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -60,19 +60,14 @@ class IslandTrainer:
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
         """Theta <- anchor on all islands."""
-        await self.load_units({unit: anchor_N}, schedule_tokens=schedule_tokens)
-
-    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-        """The same for several units, before any later command for one of them."""
         async with self._state_lock:
             await self.wait_joined()
-            for unit, anchor_N in anchors.items():
-                await self.set_anchor(anchor_N, unit=unit)
-                self._reported[unit] = [0] * len(self._islands.all)
+            await self.set_anchor(anchor_N, unit=unit)
+            self._reported[unit] = [0] * len(self._islands.all)
             ready = await self._islands.ready()
-            self._islands.leave_behind(ready, anchors, schedule_tokens)
+            self._islands.leave_behind(ready, (unit,), schedule_tokens)
             await side_by_side(
-                [partial(island.load_units, anchors, schedule_tokens=schedule_tokens) for island in ready]
+                [partial(island.load, anchor_N, schedule_tokens=schedule_tokens, unit=unit) for island in ready]
             )
 
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:

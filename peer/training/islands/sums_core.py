@@ -68,6 +68,7 @@ def together(names: Sequence[str], parts: Sequence[TrainerProgress]) -> TrainerP
         reason=_reason(names, parts),
         num_replicas=max(1, sum(part.state != LEFT_OUT for part in parts)),
         answers_within_s=max(part.answers_within_s for part in parts),
+        has_theta=any(part.has_theta for part in parts),
     )
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from averaging.state.start_state import start_root
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.storage.file_storage import FileStorage
 from peer.membership.incarnation import take_incarnation
-from peer.session.build import load_anchors, open_chains, read_anchors, replay_at_most, unit_round_target
+from peer.session.build import open_chains, read_anchors, replay_at_most, unit_round_target
 from peer.session.damaged_logs import lost_index, set_aside
 from protocol.errors import LocalProtocolError
 from protocol.identity.verifier import Ed25519Verifier
@@ -168,7 +168,7 @@ async def _apply(party: Party, commit: MadeCommit) -> None:
 async def _two_units() -> AsyncIterator[tuple[list[Party], list[MadeCommit]]]:
     """Two chains as of two units of one peer, after a first commit, and the commits of each."""
     async with open_world() as world:
-        parties, made = world.parties[:2], world.commits(4)
+        parties, made = world.parties[:2], world.commits(6)
         for party in parties:
             party.chain.held.steps_in_place = True
             await _apply(party, made[0])
@@ -196,65 +196,21 @@ async def test_commits_while_an_evaluation_waits_make_no_second_state_and_it_is_
             await read(rooms)
 
 
-async def test_a_trainer_that_starts_slowly_begins_at_the_anchors_from_which_its_shifts_go_on(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with _two_units() as (parties, made), trio.open_nursery() as nursery:
-        chains, loaded, is_ready = [party.chain for party in parties], dict[int, torch.Tensor](), trio.Event()
-
-        async def load_units(anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-            await is_ready.wait()
-            loaded.update({unit: anchor_N.clone() for unit, anchor_N in anchors.items()})
-
-        before = {unit: chain.state.anchor_N.clone() for unit, chain in enumerate(chains)}
-        nursery.start_soon(load_anchors, chains, SimpleNamespace(load_units=load_units))
-        await trio.sleep(1.0)
-        for commit in made[1:3]:
-            for party in parties:
-                await _apply(party, commit)
-        is_ready.set()
-        await trio.sleep(1.0)
-        assert loaded.keys() == before.keys()
-        assert all(torch.equal(loaded[unit], anchor_N) for unit, anchor_N in before.items())
-
-
-async def test_a_start_of_training_that_is_cancelled_gives_back_the_anchors_of_all_units(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with _two_units() as (parties, made), trio.open_nursery() as nursery:
-        chains = [party.chain for party in parties]
-
-        async def load_units(anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-            await trio.sleep_forever()
-
-        nursery.start_soon(load_anchors, chains, SimpleNamespace(load_units=load_units))
-        await trio.sleep(1.0)
-        nursery.cancel_scope.cancel()
-        await trio.lowlevel.cancel_shielded_checkpoint()
-    vectors = [chain.state.anchor_N for chain in chains]
-    for party in parties:
-        await _apply(party, made[1])
-    assert all(chain.state.anchor_N is old_N for chain, old_N in zip(chains, vectors, strict=True))
-
-
 class _Starting:
-    """A trainer whose process starts when it is let: it begins at the anchor that it is given first, and shifts come after."""
+    """A trainer whose process starts when it is let. It has no theta before it loads an anchor."""
 
     def __init__(self) -> None:
         self.is_ready, self._lock = trio.Event(), trio.Lock()
         self.theta_N = torch.empty(0)
-
-    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
-        async with self._lock:
-            await self.is_ready.wait()
-            self.theta_N = anchors[0].clone()
+        self.has_theta = False
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """Its process does not die."""
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
         async with self._lock:
-            self.theta_N = anchor_N.clone()
+            await self.is_ready.wait()
+            self.theta_N, self.has_theta = anchor_N.clone(), True
 
     async def shift(
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
@@ -263,27 +219,30 @@ class _Starting:
             self.theta_N = self.theta_N + shift_N
 
     def progress(self) -> TrainerProgress:
-        return TrainerProgress(0, 0, None, 0.0, 0, "starting", "")
+        return TrainerProgress(0, 0, None, 0.0, 0, "starting", "", has_theta=self.has_theta)
 
 
-@pytest.mark.parametrize("num_commits", [1, 3])
-async def test_commits_while_the_training_process_starts_are_each_added_once(
-    autojump_clock: trio.testing.MockClock, num_commits: int
+@pytest.mark.parametrize("is_borrowed", [False, True])
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+async def test_commits_while_the_training_process_starts_are_each_in_its_parameters_once_and_take_no_vectors(
+    autojump_clock: trio.testing.MockClock, num_before: int, is_borrowed: bool
 ) -> None:
     async with _two_units() as (parties, made), trio.open_nursery() as nursery:
         party, trainer = parties[0], _Starting()
-        updater = TrainerUpdater(party.peer, party.chain, trainer, InlineOffload(), lambda own: own)  # type: ignore[arg-type]
+        vector_N, loan = party.chain.state.anchor_N, party.chain.held.lend() if is_borrowed else None
+        updater = TrainerUpdater(party.peer, party.chain, trainer, InlineOffload(), lambda own: own)
         nursery.start_soon(updater.run)
-        nursery.start_soon(load_anchors, [party.chain], trainer)
         await trio.sleep(1.0)
-        for commit in made[1 : 1 + num_commits]:
+        for number, commit in enumerate(made[1:6]):
+            if number == num_before:
+                assert (party.chain.state.anchor_N is vector_N) == (loan is None or not num_before)
+                trainer.is_ready.set()
             await commit.write_results(party)
             begin = partial(updater.begin_shift, commit.record, None)
             applied = await party.chain.apply(commit.link, commit.certificate, begin)
             await updater.commit(commit.link, commit.record, applied, None)
             await party.chain.prove(applied)
             await trio.sleep(1.0)
-        trainer.is_ready.set()
         await updater.wait_adopted()
         torch.testing.assert_close(trainer.theta_N, party.chain.state.anchor_N, rtol=1e-6, atol=1e-6)
         nursery.cancel_scope.cancel()

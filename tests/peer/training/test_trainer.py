@@ -131,17 +131,21 @@ async def _kill(trainer: WorkerTrainer, restarts: int) -> None:
 async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_path: Path) -> None:
     anchor_N = genesis_anchor(model_schema(MODEL), 1)
     async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        assert not trainer.progress().has_theta
         await _until_tokens(trainer, 64 * 20)
         snapshot = await trainer.snapshot()
         theta_N = snapshot.theta_N.clone()
+        assert trainer.progress().has_theta
         await trainer.pause()
         await _kill(trainer, 1)
-        assert (trainer.progress().state, trainer.progress().tokens_ready) == ("paused", 0)
+        progress = trainer.progress()
+        assert (progress.state, progress.tokens_ready, progress.has_theta) == ("paused", 0, False)
         # The commit counted this peer alone, so A' is its snapshot and the shift is zero; the new worker's theta is not there.
         await trainer.set_anchor(theta_N)
         await trainer.shift(
             torch.zeros_like(anchor_N), credited_tokens=snapshot.tokens, schedule_tokens=snapshot.tokens
         )
+        assert trainer.progress().has_theta
         after = await trainer.snapshot()
         assert torch.equal(after.theta_N, theta_N)
         assert after.tokens == 0
