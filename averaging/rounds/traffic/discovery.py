@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from averaging.network.seams.interfaces import Clock, DirectoryEntry, Network
-from averaging.rounds.traffic.directory_keys import DirectoryKeys
+from averaging.rounds.traffic.directory_keys import KEYS_A_LOOK, DirectoryKeys
 from protocol.ids import PeerId
 
 ANNOUNCE_EVERY_S: Final = 30.0
@@ -40,8 +40,8 @@ LONGEST_LOOK_S: Final = 1800.0
 """Longest interval between polls, however many bytes one takes: a peer that no heartbeat reaches is found within that time."""
 
 
-MAX_KEYS_KEPT: Final = 64
-"""Keys of which the newest answers are kept; those looked at longest ago are dropped. Bounds memory in the largest runs."""
+MAX_RECORDS_KEPT: Final = 16_384
+"""Records of keys that have their turns. Beyond them the keys looked at longest ago are dropped. Bounds memory in the largest runs."""
 
 
 def _holds_nothing() -> tuple[int, ...]:
@@ -118,9 +118,10 @@ class DirectoryPoller:
         earlier = self._answers.pop(key, ())
         self._answers[key] = found if found or key in self._silent else earlier
         (self._silent.discard if found else self._silent.add)(key)
-        while len(self._answers) > MAX_KEYS_KEPT:
+        num_records = sum(map(len, self._answers.values()))
+        while num_records > MAX_RECORDS_KEPT and len(self._answers) > KEYS_A_LOOK:
             dropped = next(iter(self._answers))
-            del self._answers[dropped]
+            num_records -= len(self._answers.pop(dropped))
             self._silent.discard(dropped)
 
     def own_keys(self, now_unix_s: float) -> tuple[str, ...]:

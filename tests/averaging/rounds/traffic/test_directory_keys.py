@@ -22,7 +22,7 @@ from averaging.rounds.traffic.directory_keys import (
     DirectoryKeys,
     keys_of,
 )
-from averaging.rounds.traffic.discovery import MAX_KEYS_KEPT, DirectoryPoller, announce, list_peers
+from averaging.rounds.traffic.discovery import MAX_RECORDS_KEPT, DirectoryPoller, announce, list_peers
 from protocol.ids import PeerId, RunId, UnitName
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config
 from tests.virtual import VirtualClock
@@ -161,15 +161,24 @@ async def test_a_newcomer_to_five_thousand_peers_finds_a_way_in_at_its_first_loo
         poller = DirectoryPoller(network, keys)
         found = await poller.poll()
         assert len(found) >= DOOR_PEERS + GROUP_PEERS / 2
-        most = 0
-        everybody = {entry.subkey for entry in found}
-        for _ in range(keys.num_groups):
+        for _ in range(keys.num_groups // (KEYS_A_LOOK - 2) + 1):
             found = await poller.poll()
-            most = max(most, len(found))
-            everybody |= {entry.subkey for entry in found}
-        assert everybody == {*peers}
-        assert most <= MAX_KEYS_KEPT * 2 * GROUP_PEERS, "what is kept is bounded"
+        assert {entry.subkey for entry in found} == {*peers}
         nursery.cancel_scope.cancel()
+
+
+async def test_of_the_largest_run_a_peer_keeps_no_more_records_than_it_may_and_its_own_group_always(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    keys = _keys(100_000)
+    own = keys.home(PeerId("me"), ())
+    poller = DirectoryPoller(_Endless(), keys)  # type: ignore[arg-type]
+    most = 0
+    for _ in range(20):
+        found = await poller.poll()
+        most = max(most, len(found))
+        assert any(entry.subkey == f"{own} 0" for entry in found)
+    assert MAX_RECORDS_KEPT - FULL_KEY_PEERS <= most <= MAX_RECORDS_KEPT + KEYS_A_LOOK * FULL_KEY_PEERS
 
 
 async def test_five_thousand_peers_under_one_key_are_found_by_nobody_so_the_test_above_shows_something(
@@ -195,6 +204,16 @@ async def test_peers_of_a_large_run_announce_themselves_in_their_groups_and_find
         await trio.sleep(60.0)
         assert all(node.listed == {*peers} - {node.poller.network.peer_id} for node in nodes)
         nursery.cancel_scope.cancel()
+
+
+class _Endless:
+    """A directory in which every key is as full as it may be."""
+
+    peer_id = PeerId("me")
+
+    async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
+        await trio.lowlevel.checkpoint()
+        return [DirectoryEntry(f"{key} {number}", b"", UNIX_S) for number in range(FULL_KEY_PEERS)]
 
 
 class _Flaky:
