@@ -30,6 +30,7 @@ from peer.training.ranks.agreed_plan import agreed_plan
 from peer.training.ranks.rank_files import moments_path, part_of_rank
 from peer.training.ranks.rank_group import RankGroup, alone
 from peer.training.ranks.text_share import share_of
+from peer.training.replica.away_replica import replica_on
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.expert_turns import expert_of_step
@@ -96,7 +97,14 @@ def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
     """The device's own plan for this training."""
     limit_bytes = plan.max_gpu_memory_bytes
     return CardAtWork(
-        device, plan.load, plan.inner, plan.wishes, most_bytes=limit_bytes, given=plan.card_plan, mesh=plan.mesh
+        device,
+        plan.load,
+        plan.inner,
+        plan.wishes,
+        most_bytes=limit_bytes,
+        given=plan.card_plan,
+        mesh=plan.mesh,
+        num_replicas=plan.stride,
     )
 
 
@@ -113,7 +121,7 @@ def _replica_of(plan: TrainingPlan, card_plan: CardPlan, device: torch.device, g
         model = adapted_decoder(plan.model, plan.adapter, base_of(plan.base_shards, plan.model), device)
         return Replica(model, schema, plan.inner, card_plan)
     if group.size == 1:
-        return Replica(_model_of(plan).to(device), schema, plan.inner, card_plan)
+        return replica_on(_model_of(plan), schema, plan.inner, card_plan, device)
     from peer.training.ranks.ranked_replica import RankedReplica  # imports torch.distributed, which takes a second
 
     return RankedReplica(partial(_model_of, plan), schema, plan.inner, card_plan, device, group, plan.meeting)
@@ -147,7 +155,7 @@ class LocalTrainer:
         self._model = cast("Decoder | MixtureDecoder", self._replica.model)
         self._parameters = self._replica.parameters
         self._window = plan.model.context_tokens + 1
-        self.bridge = Bridge(self._device)
+        self.bridge = Bridge(self._parameters[0].device)
         self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
         self._train = _readers(plan, plan.train_shards, plan.expert_shards, plan.train_spans)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)

@@ -209,12 +209,12 @@ class StageWorker:
 
     def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
         plan = self._plan
-        model = StageDecoder(self._stages, stage).to(self._device)
         trainer = StageTrainer(
-            model,
+            StageDecoder(self._stages, stage),
             plan.inner,
             most_kept=self._most_kept,
             recomputes=plan.pipeline.recomputes,
+            device=self._device,
             plan=self.card.plan,
             counts_some=plan.has_counts,
         )

@@ -61,7 +61,7 @@ class AdamW:
         """Bytes that a step takes for a moment: a copy of the parameters without a fused kernel, and moments that are brought."""
         parameters = [parameter for group in self._groups for parameter in group.parameters]
         sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-        brought_bytes = 2 * max(sizes, default=0) if self._home.is_away else 0
+        brought_bytes = 2 * max(sizes, default=0) if self._home.brings else 0
         return brought_bytes + (0 if _is_fused(parameters) else sum(sizes))
 
     def zero_grad(self) -> None:

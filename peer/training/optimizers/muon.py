@@ -127,7 +127,8 @@ class Muon:
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
         for alike in _alike([parameter for parameter in self.parameters if parameter.grad is not None]):
-            directions = orthogonalised(torch.stack([self._direction(parameter) for parameter in alike]))
+            stacked = torch.stack([self._direction(parameter) for parameter in alike])
+            directions = orthogonalised(self.home.for_products(stacked)).to(stacked.device)
             scale = learning_rate * update_scale(*alike[0].shape[-2:])
             for parameter, direction in zip(alike, directions, strict=True):
                 parameter.mul_(1.0 - learning_rate * self.weight_decay)

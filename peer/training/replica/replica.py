@@ -44,19 +44,24 @@ class Replica:
     def __init__(self, model: Spine, schema: TensorSchema, inner: InnerSection, plan: CardPlan) -> None:
         self.model, self.schema, self.plan = model, schema, plan
         self.parameters = self._own_parameters()
-        self.device = self.parameters[0].device
+        self.device = self._own_device()
         self.optimizer = self._own_optimizer(inner)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
         self._run_layers_by(checkpointed(plan.checkpointing, self._base_call))
 
-    # --- what differs where several ranks share a replica (peer/training/ranks/ranked_replica.py) ---
+    # --- what differs where several ranks share a replica (peer/training/ranks/ranked_replica.py) or where its parameters lie in the
+    # machine's memory (peer/training/replica/away_replica.py) ---
 
     def _own_parameters(self) -> list[nn.Parameter]:
         """This process' part of each parameter, in the schema's order."""
         return parameters_in_order(self.model, self.schema)
 
     def _own_optimizer(self, inner: InnerSection) -> Optimizer:
+    def _own_device(self) -> torch.device:
+        """The device that computes."""
+        return self.parameters[0].device
+
         return make_optimizer(inner, self.schema, self.parameters, self.plan)
 
     @property
