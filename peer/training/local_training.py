@@ -27,14 +27,14 @@ from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
 from peer.training.optimizers.learning_rate import learning_rate_at
 from peer.training.plan.card_plan import CardPlan
 from peer.training.ranks.agreed_plan import agreed_plan
-from peer.training.ranks.rank_files import moments_path, part_of_rank
+from peer.training.ranks.rank_files import moments_path
 from peer.training.ranks.rank_group import RankGroup, alone
 from peer.training.ranks.text_share import share_of
 from peer.training.replica.away_replica import replica_on
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.expert_turns import expert_of_step
-from peer.training.replica.moments import KeptMoments, moments_layout
+from peer.training.replica.moments import KeptMoments
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
 from peer.training.replica.text_batches import Batches, TextBatch, unread_batch
@@ -163,9 +163,8 @@ class LocalTrainer:
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
         self._scorer = Scorer(self._replica, self._evaluation, self._share, plan.model.context_tokens)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
-        layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
         kept = None if kept is None else moments_path(kept, self.group)
-        self.moments = KeptMoments(kept, self._replica.optimizer, layout, plan.moments_within_tokens)
+        self.moments = KeptMoments(kept, self._replica, plan.inner, plan.moments_within_tokens)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self._own_sequences, plan.micro_batch) if plan.micro_batch else 0
         no_tokens = (0,) * max(1, len(plan.train_spans))

@@ -108,6 +108,10 @@ class Muon:
             return []
         return [self._momentum(parameter) for parameter in self.parameters]
 
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each momentum."""
+        return list(self.parameters)
+
     @torch.no_grad()
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
         """Continue from a copy of `moments`, of this peer or another.

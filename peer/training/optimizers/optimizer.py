@@ -41,6 +41,9 @@ class Optimizer(Protocol):
     def moments(self) -> list[torch.Tensor]:
         """The moments in a fixed order; none before the first step."""
 
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each moment, in the order of `moments`, also before the first step."""
+
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
         """Continue from a copy of `moments`, of this peer or another. Raises LocalProtocolError if their number differs."""
 
@@ -83,6 +86,10 @@ class MuonWithAdamW:
     def moments(self) -> list[torch.Tensor]:
         """Those of Muon, then those of AdamW."""
         return [*self.muon.moments(), *self.adamw.moments()]
+
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each moment."""
+        return [*self.muon.owners(), *self.adamw.owners()]
 
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
         """Continue from a copy of `moments`. Raises LocalProtocolError if their number differs."""
