@@ -64,7 +64,7 @@ def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: st
 def _without_cards(own: OwnCards) -> LayoutChoice:
     """One device, found by the training process; the CPU where the machine's cards are all left out."""
     if not own.are_all_left_out:
-        return LayoutChoice(Layout(), ())
+        return LayoutChoice(Layout(reason=own.note), ())
     layout = Layout(worlds=(World(devices=("cpu",)),), reason="on the CPU: every card of this machine is left out")
     return LayoutChoice(layout, (), own.left_out)
 
