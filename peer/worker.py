@@ -30,7 +30,6 @@ with frozen_imports():
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.evaluation import EvaluationDoesNotFit
     from peer.training.local_training import LocalTrainer, card_at_work
-    from peer.training.plan.plan_core import next_rung
     from peer.training.ranks.echoes import is_echo
     from peer.training.ranks.rank_group import RankGroup, alone, meet
     from peer.training.replica.compiler import one_line
@@ -356,7 +355,7 @@ def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
     """The report to the daemon. Without a memory limit the next try may succeed, since another program may have held the memory."""
     device = choose_device(plan.device)
     report = card_at_work(plan, device).report(micro_batch)
-    is_last = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8) is None
+    is_last = report.next_rung(micro_batch) is None
     is_limited = plan.max_gpu_memory_bytes > 0 and device.type != "cpu"
     others_bytes = held_by_others(device)
     return OutOfMemory(

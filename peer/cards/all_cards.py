@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from peer.machine.card import find_card
+from peer.machine.card import find_card, text_of
 from peer.machine.card_faults import card_fault
 from peer.machine.torch_child import ask_torch
 from peer.training.plan.cards_core import Card
@@ -105,6 +105,18 @@ def with_driver(found: MachineCards) -> MachineCards:
     handles = {card.number: _handle(pynvml, card) for card in found.cards}
     cards = tuple(_with_facts(pynvml, card, handles[card.number]) for card in found.cards)
     return replace(found, cards=cards, links=replace(found.links, fast=_fast_pairs(pynvml, handles)))
+
+
+def only_card_uuid() -> str:
+    """The UUID of the one NVIDIA card that this process may use; empty if the driver does not tell."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return text_of(pynvml.nvmlDeviceGetUUID(find_card(pynvml, None).handle))
+    except (pynvml.NVMLError, OSError) as error:
+        log.debug("only_card_unknown", reason=str(error))
+        return ""
 
 
 def _handle(pynvml: Any, card: OwnedCard) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from averaging.system.machine_limits import read_memory
 from peer.cards.own_cards import OwnCards
 from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.settings.config import PeerConfig, whole_bytes
@@ -54,7 +55,7 @@ def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: st
         run_load(run, experts),
         run.inner,
         config.wishes,
-        Limits(whole_bytes(config.max_gpu_memory_gb), has_compiler, may_be_int8),
+        Limits(whole_bytes(config.max_gpu_memory_gb), has_compiler, may_be_int8, read_memory().total_bytes),
         SplitRules(partial(why_no_context, isolates=run.data.isolate), partial(why_no_tensor, mixture=run.mixture)),
         config.max_gpu_celsius,
     )
@@ -63,7 +64,7 @@ def task_of(config: PeerConfig, run: RunConfig, experts: Sequence[int], kind: st
 def _without_cards(own: OwnCards) -> LayoutChoice:
     """One device, found by the training process; the CPU where the machine's cards are all left out."""
     if not own.are_all_left_out:
-        return LayoutChoice(Layout(), ())
+        return LayoutChoice(Layout(reason=own.note), ())
     layout = Layout(worlds=(World(devices=("cpu",)),), reason="on the CPU: every card of this machine is left out")
     return LayoutChoice(layout, (), own.left_out)
 

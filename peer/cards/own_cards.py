@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 import torch
 
 from averaging.system.machine_limits import read_memory
-from peer.cards.all_cards import MachineCards, cpu_cards, read_all_cards
+from peer.cards.all_cards import MachineCards, cpu_cards, only_card_uuid, read_all_cards
 from peer.cards.card_locks import CardLocks, lock_folder
 from peer.settings.config import PeerConfig
 from peer.training.plan.gpus_core import ALL, AUTO, check_device, parse_gpus
@@ -19,6 +20,8 @@ from peer.training.plan.owned_cards_core import LeftOut, OwnedCard, Taken, take
 from protocol.errors import MachineError
 
 log = structlog.get_logger()
+
+_SHARED: Final = "another peer of this user trains on the only card too, so that each is slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,13 @@ class OwnCards:
         cards: none where the training process finds its only device by itself, or where all are left out.
         left_out: cards that do not train, and why.
         links: of all cards of the machine.
+        note: that others train on the only card; empty if none do.
     """
 
     cards: tuple[OwnedCard, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     links: Links = field(default_factory=Links)
+    note: str = ""
 
     @property
     def are_all_left_out(self) -> bool:
@@ -47,15 +52,18 @@ def own_cards(
     device: torch.device,
     read: Callable[[], MachineCards] = read_all_cards,
     num_seen: Callable[[], int] = torch.cuda.device_count,
+    only_card: Callable[[], str] = only_card_uuid,
 ) -> Iterator[OwnCards]:
     """Take the cards that the owner wishes. In the block no other peer of this user takes them.
 
-    A machine with one card, or none, is not asked: its training process finds its device by itself.
+    A machine with one card, or none, is not asked: its training process finds its device by itself. Several peers may train on an
+    only card, each more slowly; peers that see others leave it to them.
 
     Args:
         device: that the setting `device` means here.
         read: reads all cards. Blocks for seconds.
         num_seen: how many cards torch sees.
+        only_card: the UUID of the one card that torch sees, empty if that is not known.
 
     Raises:
         ConfigError: cards are named that cannot be meant. MachineError: a named card is not there or cannot train.
@@ -67,14 +75,26 @@ def own_cards(
         yield OwnCards(cpu_cards([int(name) for name in names], read_memory().total_bytes))
     elif device.type != "cuda" and is_named:
         take((), names)
-    elif config.reduce_only or device.type != "cuda" or (is_auto and num_seen() < 2):
+    elif config.reduce_only or device.type != "cuda":
         yield OwnCards()
     else:
         locks = CardLocks(lock_folder())
         try:
-            yield _taken(read(), names, locks, must_be_card=config.device == "cuda")
+            if is_auto and num_seen() < 2:
+                yield OwnCards(note=_shared_words(only_card(), locks))
+            else:
+                yield _taken(read(), names, locks, must_be_card=config.device == "cuda")
         finally:
             locks.close()
+
+
+def _shared_words(uuid: str, locks: CardLocks) -> str:
+    """Take the only card if nobody holds it. Returns what to tell its owner; empty if it was free."""
+    try:
+        return _SHARED if locks.take([uuid]) else ""
+    except MachineError as error:
+        log.warning("card_not_locked", reason=error.one_line())
+        return ""
 
 
 def _taken(found: MachineCards, names: tuple[str, ...], locks: CardLocks, *, must_be_card: bool) -> OwnCards:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from averaging.system.machine_limits import read_memory
 from peer.checks import machine_core
 from peer.checks.machine_core import Finding, Level, NoCard, Torch, Unread
 from peer.machine.torch_extras import has_torchao
@@ -38,7 +39,7 @@ def card_of(
 def expected_plan(card: Card, run: RunConfig, own: PeerConfig, *, has_compiler: bool) -> Choice:
     """The plan that training would begin with. Of a run of stages, that of its largest stage."""
     may_be_int8 = allows_int8(run.inner) and has_compiler and has_torchao()
-    limits = Limits(whole_bytes(own.max_gpu_memory_gb), has_compiler, may_be_int8)
+    limits = Limits(whole_bytes(own.max_gpu_memory_gb), has_compiler, may_be_int8, read_memory().total_bytes)
     loads, micro_batch = _loads(run)
     choices = [choose(card, load, run.inner, own.wishes, limits, micro_batch) for load in loads]
     return max(choices, key=lambda choice: choice.expected_bytes)

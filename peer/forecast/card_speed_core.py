@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from peer.forecast.crew_core import Group
 from peer.training.plan.card_memory_core import flops_per_token, run_load
-from peer.training.plan.card_plan import CardPlan, Wishes
+from peer.training.plan.card_plan import CardPlan, Offload, Wishes
 from peer.training.plan.cards_core import Card, native_precision
 from peer.training.plan.layout_core import SHARDED_FROM, LayoutChoice, SplitRules, Task, choose_layout
 from peer.training.plan.owned_cards_core import OwnedCard
@@ -24,8 +24,14 @@ _KEPT_SPEED: Final = {"none": 1.0, "selective": 0.95, "full": 0.75}
 matrix products it is a few hundredths (Korthikanti et al. 2022, arXiv 2205.05198, section 6).
 """
 
-_OFFLOADED_SPEED: Final = 0.97
-"""The same where moments come from the machine's memory for each step."""
+_AWAY_SPEED: Final[dict[Offload, float]] = {"none": 1.0, "moments": 0.97, "all": 0.8}
+"""The same where values lie in the machine's memory: 16 bytes a value pass PCIe for each step, or 2 for each micro-batch as gradients,
+beside 6 floating-point operations a value and token. Computed for 12 GB/s, 18 TFLOP/s and micro-batches of 2,048 tokens.
+"""
+
+
+MACHINE_MEMORY: Final = 2
+"""Memory of a peer's machine, in memories of its cards: a usual one of a volunteer (3090 with 48 GB, 3060 with 24)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +82,13 @@ def _of_cards(run: RunConfig, group: Group, card: Card, tokens_per_flop: float) 
 
 
 def _layout(run: RunConfig, card: Card, num_cards: int) -> LayoutChoice:
-    """The layout of one peer's cards. They are taken to have a compiler, and to reach each other over PCIe."""
+    """The layout of one peer's cards. They are taken to have a compiler, and to reach each other over PCIe, in a machine with
+    `MACHINE_MEMORY` times their memory.
+    """
     cards = [OwnedCard(number, card) for number in range(num_cards)]
     rules = SplitRules(partial(why_no_context, isolates=run.data.isolate), partial(why_no_tensor, mixture=run.mixture))
-    limits = Limits(has_compiler=True, may_be_int8=allows_int8(run.inner))
+    machine_bytes = MACHINE_MEMORY * num_cards * card.memory_bytes
+    limits = Limits(has_compiler=True, may_be_int8=allows_int8(run.inner), machine_bytes=machine_bytes)
     return choose_layout(cards, Task(run_load(run), run.inner, Wishes(), limits, rules), "auto")
 
 
@@ -95,4 +104,4 @@ def _peaks(choice: LayoutChoice) -> float:
 
 
 def _kept(plan: CardPlan) -> float:
-    return _KEPT_SPEED[plan.checkpointing] * (_OFFLOADED_SPEED if plan.offload != "none" else 1.0)
+    return _KEPT_SPEED[plan.checkpointing] * _AWAY_SPEED[plan.offload]

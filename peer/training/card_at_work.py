@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from averaging.system.machine_limits import read_memory
 from peer.machine.device import forget_most_used, most_used_bytes
 from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.training.cards import read_card
@@ -20,6 +21,7 @@ from peer.training.plan.plan_core import (
     expected_bytes,
     explained,
     is_worth_compiling,
+    may_lie_away,
     usable,
 )
 from peer.training.plan.rank_memory_core import ALONE
@@ -36,6 +38,7 @@ class CardAtWork:
         given: the plan to use instead, as after running out of memory.
         micro_batch: where the run fixes it, 0 where it is to be found.
         mesh: of the ranks that share the model; this card is one of them.
+        num_replicas: of the peer, beside each other.
     """
 
     def __init__(
@@ -49,12 +52,15 @@ class CardAtWork:
         given: CardPlan | None = None,
         micro_batch: int = 0,
         mesh: Mesh = ALONE,
+        num_replicas: int = 1,
     ) -> None:
         self._device, self._load, self._inner, self._mesh = device, load, inner, mesh
         self._card = read_card(device)
         self.why_eager = _why_eager(self._card, wishes, device)
         compiles = not why_no_compiler(device.type)
-        self._limits = Limits(most_bytes, compiles, allows_int8(inner) and compiles and has_torchao())
+        may_be_int8 = allows_int8(inner) and compiles and has_torchao()
+        machine_bytes = read_memory().total_bytes // (num_replicas * mesh.num_ranks)
+        self._limits = Limits(most_bytes, compiles, may_be_int8, machine_bytes)
         choice = choose(self._card, load, inner, wishes, self._limits, micro_batch, mesh)
         self.plan = given or choice.plan
         self._micro_batch = choice.micro_batch
@@ -72,6 +78,7 @@ class CardAtWork:
             plan=self.plan,
             kind=self._card.kind,
             may_be_int8=self._limits.may_be_int8,
+            most_away=may_lie_away(self._load, self._inner, self._mesh, self._limits.machine_bytes),
             reason=explained(self._card, self.plan, expected, self._usable_bytes),
             expected_bytes=expected,
             usable_bytes=self._usable_bytes,

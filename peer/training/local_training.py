@@ -27,13 +27,14 @@ from peer.training.micro_batch_search import MicroBatchSearch, fitting_size
 from peer.training.optimizers.learning_rate import learning_rate_at
 from peer.training.plan.card_plan import CardPlan
 from peer.training.ranks.agreed_plan import agreed_plan
-from peer.training.ranks.rank_files import moments_path, part_of_rank
+from peer.training.ranks.rank_files import moments_path
 from peer.training.ranks.rank_group import RankGroup, alone
 from peer.training.ranks.text_share import share_of
+from peer.training.replica.away_replica import replica_on
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.expert_turns import expert_of_step
-from peer.training.replica.moments import KeptMoments, moments_layout
+from peer.training.replica.moments import KeptMoments
 from peer.training.replica.replica import Replica
 from peer.training.replica.run_ahead import RunAhead
 from peer.training.replica.text_batches import Batches, TextBatch, unread_batch
@@ -96,7 +97,14 @@ def card_at_work(plan: TrainingPlan, device: torch.device) -> CardAtWork:
     """The device's own plan for this training."""
     limit_bytes = plan.max_gpu_memory_bytes
     return CardAtWork(
-        device, plan.load, plan.inner, plan.wishes, most_bytes=limit_bytes, given=plan.card_plan, mesh=plan.mesh
+        device,
+        plan.load,
+        plan.inner,
+        plan.wishes,
+        most_bytes=limit_bytes,
+        given=plan.card_plan,
+        mesh=plan.mesh,
+        num_replicas=plan.stride,
     )
 
 
@@ -113,7 +121,7 @@ def _replica_of(plan: TrainingPlan, card_plan: CardPlan, device: torch.device, g
         model = adapted_decoder(plan.model, plan.adapter, base_of(plan.base_shards, plan.model), device)
         return Replica(model, schema, plan.inner, card_plan)
     if group.size == 1:
-        return Replica(_model_of(plan).to(device), schema, plan.inner, card_plan)
+        return replica_on(_model_of(plan), schema, plan.inner, card_plan, device)
     from peer.training.ranks.ranked_replica import RankedReplica  # imports torch.distributed, which takes a second
 
     return RankedReplica(partial(_model_of, plan), schema, plan.inner, card_plan, device, group, plan.meeting)
@@ -147,7 +155,7 @@ class LocalTrainer:
         self._model = cast("Decoder | MixtureDecoder", self._replica.model)
         self._parameters = self._replica.parameters
         self._window = plan.model.context_tokens + 1
-        self.bridge = Bridge(self._device)
+        self.bridge = Bridge(self._parameters[0].device)
         self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
         self._train = _readers(plan, plan.train_shards, plan.expert_shards, plan.train_spans)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)
@@ -155,9 +163,8 @@ class LocalTrainer:
         self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
         self._scorer = Scorer(self._replica, self._evaluation, self._share, plan.model.context_tokens)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
-        layout = moments_layout(self.schema, plan.inner, part_of_rank(self.group))
         kept = None if kept is None else moments_path(kept, self.group)
-        self.moments = KeptMoments(kept, self._replica.optimizer, layout, plan.moments_within_tokens)
+        self.moments = KeptMoments(kept, self._replica, plan.inner, plan.moments_within_tokens)
         self._schedule_tokens = 0
         self.micro_batch = fitting_size(self._own_sequences, plan.micro_batch) if plan.micro_batch else 0
         no_tokens = (0,) * max(1, len(plan.train_spans))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from peer.training.plan.card_plan import CardPlan
-from peer.training.plan.plan_core import next_rung, plan_words
+from peer.training.plan.plan_core import plan_words
 from peer.training.worker_channel import OutOfMemory
 from protocol.errors import TemporaryError
 
@@ -62,7 +62,7 @@ def smaller_plan(cause: OutOfMemory) -> tuple[CardPlan | None, int]:
     report, micro_batch = cause.card_report, cause.micro_batch
     if report is None:  # it ended before it had chosen
         return None, min(micro_batch, max(1, micro_batch // 2))
-    then = next_rung(report.plan, micro_batch, report.kind, may_be_int8=report.may_be_int8)
+    then = report.next_rung(micro_batch)
     return then if then is not None else (report.plan, micro_batch)
 
 

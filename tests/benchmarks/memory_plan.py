@@ -1,13 +1,13 @@
 """The memory that the plan of a card expects beside torch's own counting, for models of 136M and 1B values: shapes without values on
 the CPU, so no card is needed and nothing of this is a card's own reading.
 
-`python -m tests.benchmarks.memory_plan` prints a JSON line for each model, precision and kind of checkpointing.
+`python -m tests.benchmarks.memory_plan` prints a JSON line for each model, precision and way to spare memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Final, get_args
 
@@ -20,6 +20,10 @@ from tests.oracles.counted_memory import counted_bytes, expected
 BENCH: Final = "memory_plan"
 NEAR: Final = 0.1
 INNER: Final = InnerSection(learning_rate=1e-3, batch_tokens=1 << 16)
+SPARED: Final[tuple[Mapping[str, str], ...]] = (
+    *({"checkpointing": kind} for kind in get_args(Checkpointing)),
+    {"checkpointing": "full", "offload": "all"},
+)
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 MODELS: Final = {
     "136M": (
@@ -38,18 +42,23 @@ MODELS: Final = {
 """Each with its sequences at a time."""
 
 
+def _words(spared: Mapping[str, str]) -> str:
+    away = ", parameters and moments away" if "offload" in spared else ""
+    return f"checkpointing {spared['checkpointing']}{away}"
+
+
 def rows() -> Iterator[Row]:
     """One row a model and plan: the bytes expected, beside those counted."""
     for name, (model, micro_batch) in MODELS.items():
         for precision in PRECISIONS:
-            for kind in get_args(Checkpointing):
-                plan = CardPlan(precision=precision, checkpointing=kind)
+            for spared in SPARED:
+                plan = CardPlan.model_validate({"precision": precision, **spared})
                 need = expected(model, INNER, micro_batch, plan).total
                 counted = counted_bytes(model, INNER, micro_batch, plan)
                 ratio = need / counted
                 yield Row(
                     BENCH,
-                    "bytes expected of a step",
+                    f"{name}, {precision}, {_words(spared)}: bytes expected of a step on the card",
                     need,
                     "bytes",
                     baseline=counted,
@@ -61,7 +70,7 @@ def rows() -> Iterator[Row]:
                         "model": name,
                         "micro_batch": micro_batch,
                         "precision": precision,
-                        "checkpointing": kind,
+                        **spared,
                     },
                 )
 

@@ -10,6 +10,7 @@ from peer.models.chunked_loss import CPU_LOGITS
 from peer.models.decoder import Decoder
 from peer.training.plan.card_memory_core import MemoryNeed, adapter_load, memory_need, whole_load
 from peer.training.plan.card_plan import CardPlan
+from peer.training.replica.away_replica import AwayReplica
 from peer.training.replica.replica import Replica
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
@@ -38,7 +39,9 @@ def counted_bytes(
     card = PretendedCard()
     with FakeTensorMode(), card:
         made, schema = _made(model, adapter)
-        replica = Replica(made, schema, inner, plan)
+        is_away = plan.offload == "all"
+        cpu = torch.device("cpu")
+        replica = AwayReplica(made, schema, inner, plan, cpu) if is_away else Replica(made, schema, inner, plan)
         _give_gradients(replica)
         replica.step(1e-3)  # makes the moments
         _give_gradients(replica)
@@ -49,7 +52,8 @@ def counted_bytes(
         replica.backward(loss)
         del loss
         replica.step(1e-3)
-    return card.peak_bytes
+    elsewhere = sum(own.nbytes for own in _in_machine(replica))
+    return card.peak_bytes - elsewhere
 
 
 def _made(model: ModelConfig, adapter: AdapterConfig | None) -> tuple[Decoder, TensorSchema]:
@@ -60,6 +64,13 @@ def _made(model: ModelConfig, adapter: AdapterConfig | None) -> tuple[Decoder, T
     cpu = torch.device("cpu")
     made = adapted_decoder(model, adapter, lambda name: torch.empty(shapes[name], dtype=torch.bfloat16), cpu)
     return made, adapter_schema(model, adapter)
+
+
+def _in_machine(replica: Replica) -> list[torch.Tensor]:
+    """All values that do not lie on the card: parameters, their gradients and their moments. They last through the step."""
+    if not isinstance(replica, AwayReplica):
+        return []
+    return [*replica.parameters, *map(torch.zeros_like, replica.parameters), *replica.optimizer.moments()]
 
 
 def _give_gradients(replica: Replica) -> None:

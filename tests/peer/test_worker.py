@@ -475,7 +475,7 @@ def test_a_worker_that_only_holds_the_state_obeys_and_takes_no_step_even_when_re
         assert torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N * 2)
 
 
-SMALLEST = CardPlan(precision="bf16", checkpointing="full", offload="moments")
+SMALLEST = CardPlan(precision="bf16", checkpointing="full", offload="all")
 PLAIN = CardPlan(precision="bf16")
 
 

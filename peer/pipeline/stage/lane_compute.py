@@ -13,7 +13,7 @@ import torch
 from averaging.codecs.rows.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
 from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.pipeline.stage.stage_trainer import StageTrainer
-from peer.training.optimizers.optimizer import Optimizer
+from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError
 from protocol.ids import RunId
 from protocol.pipeline.messages.lane_messages import lane_batch
@@ -111,9 +111,9 @@ class LaneWork:
         self._opened = self._tools.trainer_of(self._stage)
 
     @property
-    def optimizer(self) -> Optimizer | None:
-        """The stage's, None before `open`. Its moments outlive the lane: the stage's next lane continues with them."""
-        return None if self._opened is None else self._opened.replica.optimizer
+    def replica(self) -> Replica | None:
+        """The stage's, None before `open`. The optimizer's moments outlive the lane: the stage's next lane continues with them."""
+        return None if self._opened is None else self._opened.replica
 
     @property
     def in_flight(self) -> frozenset[int]:

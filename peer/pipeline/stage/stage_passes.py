@@ -155,7 +155,7 @@ class StagePasses:
     def forget(self) -> None:
         """Discard every micro-batch and every summed gradient: the step was undone or is over."""
         self._kept.clear()
-        self._replica.optimizer.zero_grad()
+        self._replica.discard()
 
     def _run(self, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None) -> torch.Tensor:
         with self._replica.computing():

@@ -18,7 +18,7 @@ import trio
 
 from peer.pipeline.stage.stage_channel import FAREWELL, StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training.plan.card_report import CardReport
-from peer.training.plan.plan_core import next_rung, plan_words
+from peer.training.plan.plan_core import plan_words
 from peer.training.training_process import SLOW_RESTART_S, MessageReader, TrainingProcess, no_process, restart_pause_s
 from peer.training.worker_channel import Area, frame, with_bytes
 from peer.training.worker_process import EarlyWorker
@@ -199,7 +199,7 @@ class StageProcess:
 
     def _go_down(self, report: CardReport | None) -> None:
         """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage."""
-        then = next_rung(report.plan, 1, report.kind, may_be_int8=report.may_be_int8) if report is not None else None
+        then = report.next_rung(1) if report is not None else None
         if then is not None:
             self._plan = self._plan.model_copy(update={"card_plan": then[0]})
         now = self._plan.card_plan or (report.plan if report is not None else None)

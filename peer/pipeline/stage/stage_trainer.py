@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.models.decoder import load_flat
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_passes import StagePasses
 from peer.training.plan.card_plan import FLOAT32, CardPlan
-from peer.training.replica.replica import Replica
+from peer.training.replica.away_replica import replica_on
 from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.stage_schema import stage_schema
@@ -42,6 +41,7 @@ class StageTrainer:
         most_kept: largest number of micro-batches between their passes.
         recomputes: whether forward passes are repeated at the backward pass instead of being kept.
         plan: how the card computes.
+        device: that computes; None for the model's own.
         counts_some: whether only some targets count.
     """
 
@@ -53,25 +53,28 @@ class StageTrainer:
         most_kept: int,
         recomputes: bool = False,
         plan: CardPlan = FLOAT32,
+        device: torch.device | None = None,
         counts_some: bool = False,
     ) -> None:
         self.schema = stage_schema(model.stages, model.stage)
-        self.replica = Replica(model, self.schema, inner, plan)
+        self.replica = replica_on(model, self.schema, inner, plan, device or next(model.parameters()).device)
         self.passes = StagePasses(
             model, self.replica, most_kept=most_kept, recomputes=recomputes, counts_some=counts_some
         )
-        self._model, self._inner = model, inner
+        self._inner = inner
         self._parameters = self.replica.parameters
 
     def load(self, theta_N: torch.Tensor) -> None:
         """Set theta to (N,). The moments stay (DiLoCo keeps them local). Discards a step in progress."""
         self.passes.forget()
-        load_flat(self._model, self.schema, theta_N)
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, self.replica.parts(theta_N, self.schema), strict=True):
+                parameter.copy_(part)
 
     def placed(self, arrived: torch.Tensor) -> torch.Tensor:
-        """Move the input to the parameters' device and, unless it is tokens, to their dtype."""
-        like = self._parameters[0]
-        return arrived.to(like if arrived.dtype.is_floating_point else like.device)
+        """Move the input to the device that computes and, unless it is tokens, to the parameters' dtype."""
+        is_text = not arrived.dtype.is_floating_point
+        return arrived.to(self.replica.device, arrived.dtype if is_text else self._parameters[0].dtype)
 
     def theta(self) -> torch.Tensor:
         """(N,), a copy in the parameters' own dtype."""

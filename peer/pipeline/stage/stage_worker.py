@@ -26,7 +26,7 @@ from peer.training.card_at_work import CardAtWork
 from peer.training.optimizers.learning_rate import learning_rate_at
 from peer.training.plan.card_memory_core import stage_load
 from peer.training.replica.compiler import Compiler
-from peer.training.replica.moments import KeptMoments, moments_layout
+from peer.training.replica.moments import KeptMoments
 from peer.training.replica.text_batches import TextBatch, text_batch
 from peer.training.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
@@ -196,26 +196,25 @@ class StageWorker:
 
     def _continue(self, work: LaneWork, before: LaneWork | None) -> None:
         """Give the stage the moments of its last lane or, in the first lane of this process, those of the last process."""
-        optimizer, earlier = work.optimizer, before.optimizer if before is not None else None
-        if optimizer is None:
+        replica, earlier = work.replica, before.replica if before is not None else None
+        if replica is None:
             return
         plan = self._plan
-        layout = moments_layout(stage_schema(self._stages, plan.stage), plan.inner)
-        self._moments = KeptMoments(plan.moments_file, optimizer, layout, plan.moments_within_tokens)
+        self._moments = KeptMoments(plan.moments_file, replica, plan.inner, plan.moments_within_tokens)
         if earlier is None:
             self._moments.take_up(self._schedule_tokens)
         else:
-            optimizer.load_moments(earlier.moments())
+            replica.optimizer.load_moments(earlier.optimizer.moments())
 
     def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
         plan = self._plan
-        model = StageDecoder(self._stages, stage).to(self._device)
         trainer = StageTrainer(
-            model,
+            StageDecoder(self._stages, stage),
             plan.inner,
             most_kept=self._most_kept,
             recomputes=plan.pipeline.recomputes,
             plan=self.card.plan,
+            device=self._device,
             counts_some=plan.has_counts,
         )
         trainer.load(anchor_N)

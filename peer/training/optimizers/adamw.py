@@ -19,6 +19,9 @@ from protocol.errors import LocalProtocolError
 EPSILON: Final = 1e-8
 """torch's default."""
 
+MOMENTS_EACH: Final = 3
+"""Of a parameter: its first moment, its second, and the count of its steps."""
+
 FUSED_DEVICES: Final = frozenset({"cpu", "cuda", "mps"})
 
 
@@ -61,7 +64,7 @@ class AdamW:
         """Bytes that a step takes for a moment: a copy of the parameters without a fused kernel, and moments that are brought."""
         parameters = [parameter for group in self._groups for parameter in group.parameters]
         sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-        brought_bytes = 2 * max(sizes, default=0) if self._home.is_away else 0
+        brought_bytes = 2 * max(sizes, default=0) if self._home.brings else 0
         return brought_bytes + (0 if _is_fused(parameters) else sum(sizes))
 
     def zero_grad(self) -> None:
@@ -78,6 +81,10 @@ class AdamW:
             return []
         each = [group.moments.get(p) or self._begin(group, p) for group in self._groups for p in group.parameters]
         return [moment for moments in each for moment in moments]
+
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each moment."""
+        return [parameter for group in self._groups for parameter in group.parameters for _ in range(MOMENTS_EACH)]
 
     @torch.no_grad()
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from peer.training.optimizers.adamw import EPSILON, ParameterGroup
+from peer.training.optimizers.adamw import EPSILON, MOMENTS_EACH, ParameterGroup
 from protocol.errors import LocalProtocolError, MachineError
 
 BYTES_PER_VALUE: Final = 2.03
@@ -67,6 +67,10 @@ class AdamWInt8:
             state = self._state(parameter)
             found += [_wide(state["exp_avg"]), _wide(state["exp_avg_sq"]), state["step"].float()]
         return found
+
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each moment."""
+        return [parameter for parameter in self._parameters for _ in range(MOMENTS_EACH)]
 
     @torch.no_grad()
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:

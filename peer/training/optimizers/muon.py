@@ -108,6 +108,10 @@ class Muon:
             return []
         return [self._momentum(parameter) for parameter in self.parameters]
 
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each momentum."""
+        return list(self.parameters)
+
     @torch.no_grad()
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
         """Continue from a copy of `moments`, of this peer or another.
@@ -127,7 +131,8 @@ class Muon:
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
         for alike in _alike([parameter for parameter in self.parameters if parameter.grad is not None]):
-            directions = orthogonalised(torch.stack([self._direction(parameter) for parameter in alike]))
+            stacked = torch.stack([self._direction(parameter) for parameter in alike])
+            directions = orthogonalised(self.home.for_products(stacked)).to(stacked.device)
             scale = learning_rate * update_scale(*alike[0].shape[-2:])
             for parameter, direction in zip(alike, directions, strict=True):
                 parameter.mul_(1.0 - learning_rate * self.weight_decay)

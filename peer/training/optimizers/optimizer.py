@@ -41,6 +41,9 @@ class Optimizer(Protocol):
     def moments(self) -> list[torch.Tensor]:
         """The moments in a fixed order; none before the first step."""
 
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each moment, in the order of `moments`, also before the first step."""
+
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
         """Continue from a copy of `moments`, of this peer or another. Raises LocalProtocolError if their number differs."""
 
@@ -84,6 +87,10 @@ class MuonWithAdamW:
         """Those of Muon, then those of AdamW."""
         return [*self.muon.moments(), *self.adamw.moments()]
 
+    def owners(self) -> list[torch.nn.Parameter]:
+        """The parameter of each moment."""
+        return [*self.muon.owners(), *self.adamw.owners()]
+
     def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
         """Continue from a copy of `moments`. Raises LocalProtocolError if their number differs."""
         num_momenta = len(self.muon.parameters) if moments else 0
@@ -97,10 +104,14 @@ class MuonWithAdamW:
 
 
 def make_optimizer(
-    inner: InnerSection, schema: TensorSchema, parameters: Sequence[torch.nn.Parameter], plan: CardPlan = FLOAT32
+    inner: InnerSection,
+    schema: TensorSchema,
+    parameters: Sequence[torch.nn.Parameter],
+    plan: CardPlan = FLOAT32,
+    card: torch.device | None = None,
 ) -> Optimizer:
     """The manifest's optimizer, over parameters in the schema's order. Norms have no weight decay. The plan says
-    where moments lie, and whether those of AdamW are in 8 bits; Muon's one momentum stays as it is.
+    where moments lie, and whether those of AdamW are in 8 bits; Muon's one momentum stays as it is. `card` is as of `MomentHome`.
 
     Muon moves the matrices of layers. The rows of all other matrices are tokens or positions. Each row has its own gradient, and
     making rows orthogonal gains nothing (Jordan 2024).
@@ -111,7 +122,7 @@ def make_optimizer(
     tables = [parameter for layer, parameter in matrices if layer is None]
     inside = [parameter for layer, parameter in matrices if layer is not None]
     decayed = tables if inner.optimizer == "muon" else [*tables, *inside]
-    home = MomentHome(is_away=plan.offload == "moments")
+    home = MomentHome(is_away=plan.offload != "none", card=card)
     groups = (ParameterGroup(decayed, inner.weight_decay), ParameterGroup(vectors, 0.0))
     adamw = (
         AdamWInt8(groups, beta1=inner.beta1, beta2=inner.beta2)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from peer.training.plan.card_plan import CardPlan, Checkpointing, Precision
+from peer.training.plan.card_plan import FLOAT32, CardPlan, Checkpointing, Offload, Precision
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema, base_bytes, target_shapes
 from protocol.tensors.expert_schema import MixtureConfig, held_units
@@ -36,6 +36,9 @@ CAST_VALUES: Final = 1 << 22
 MUON_STEP_BYTES: Final = 24
 MUON_TOGETHER: Final = 1 << 20
 """Muon's temporaries a value of the matrices that it processes together, and how many values these are at least."""
+
+LEAVING: Final = 3
+"""Gradients that are on their way from the card at a time (peer/training/replica/away_replica.py)."""
 
 CPU_LOGITS: Final = 1 << 22
 CARD_LOGITS: Final = 1 << 25
@@ -208,20 +211,24 @@ def memory_need(
     held_bytes = (
         head_bytes if load.model.is_tied and not load.frozen else 0
     )  # a tied head's gradient waits for the embedding's
+    is_away = plan.offload == "all"
     again = whole_layer - kept_layer + 2 * load.layer.widest * num_bytes
     end_bytes = tokens * load.model.dim * (3 * num_bytes + (0 if has_fused_norms else 2 * VALUE_BYTES))
     return MemoryNeed(
-        parameters=VALUE_BYTES * load.num_values + load.frozen_bytes,
-        gradients=VALUE_BYTES * load.num_values,
+        parameters=(_copies_bytes(load, num_bytes) if is_away else VALUE_BYTES * load.num_values) + load.frozen_bytes,
+        gradients=0 if is_away else VALUE_BYTES * load.num_values,
         moments=moments_bytes(load, inner, plan) if plan.offload == "none" else 0,
-        casts=_casts_bytes(load, plan, num_bytes * layer_values) if is_cast else 0,
+        casts=_casts_bytes(load, plan, num_bytes * layer_values) if is_cast and not is_away else 0,
         activations=load.num_kept * load.num_layers * tokens * kept_layer,
         loss=(_loss_bytes(load, tokens, num_bytes, chunk_logits) + end_bytes) if load.has_head else 0,
         layer=tokens * again
         + held_bytes
         + cast_bytes
-        + (num_bytes * largest if is_cast else 0)
-        + VALUE_BYTES * largest,
+        + (
+            LEAVING * num_bytes * largest
+            if is_away
+            else VALUE_BYTES * largest + (num_bytes * largest if is_cast else 0)
+        ),
         tables=0 if load.frozen else _tables_bytes(load, table_bytes),
         step=_step_bytes(load, inner, plan),
         inputs=tokens * TOKEN_BYTES * 2,
@@ -233,6 +240,18 @@ def moments_bytes(load: CardLoad, inner: InnerSection, plan: CardPlan) -> int:
     adamw = INT8_BYTES if plan.moments == "int8" else ADAMW_BYTES
     inside = _muon_values(load.specs, inner)
     return round(adamw * (load.num_values - inside) + MUON_BYTES * inside)
+
+
+def away_bytes(load: CardLoad, inner: InnerSection, offload: Offload) -> int:
+    """Bytes in the machine's memory of what does not lie on the card: moments, parameters and the sums of their gradients."""
+    moments = moments_bytes(load, inner, FLOAT32) if offload != "none" else 0
+    return moments + (2 * VALUE_BYTES * load.num_values if offload == "all" else 0)
+
+
+def _copies_bytes(load: CardLoad, num_bytes: int) -> int:
+    """The copies on the card of parameters in the machine's memory: matrices of layers in the compute type."""
+    narrow = sum(spec.num_elements for spec in load.specs if _is_inside(spec))
+    return num_bytes * narrow + VALUE_BYTES * (load.num_values - narrow)
 
 
 def _frozen_cast_bytes(load: CardLoad, plan: CardPlan, num_bytes: int) -> int:

@@ -17,8 +17,10 @@ products and of attention, or all but each layer's input.
 Moments = Literal["exact", "int8"]
 """How the optimizer's moments are stored: in float32, or in blocks of 8 bits."""
 
-Offload = Literal["none", "moments"]
-"""Values that lie in the machine's memory between steps, and on the card only for a step: none, or the moments."""
+Offload = Literal["none", "moments", "all"]
+"""Values that lie in the machine's memory: none, the moments, or also the float32 parameters and the sums of their gradients. The card
+then has copies of the parameters in the type of its products.
+"""
 
 
 Fit = Literal["auto", "fast", "small", "smallest"]

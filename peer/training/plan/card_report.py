@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_plan import CardPlan, Offload
 from peer.training.plan.cards_core import CardKind
+from peer.training.plan.plan_core import next_rung
 from peer.training.plan.speed_core import utilisation
 
 
@@ -14,6 +15,7 @@ class CardReport(BaseModel):
 
     Attributes:
         may_be_int8: whether the run and this machine allow moments in 8 bits.
+        most_away: the values that may lie in the machine's memory.
         reason: one sentence for the volunteer.
         expected_bytes: of the card with this plan, of its `usable_bytes`.
         used_bytes: the most that torch took of the card while it trained; 0 where this is not measured.
@@ -29,6 +31,7 @@ class CardReport(BaseModel):
     plan: CardPlan
     kind: CardKind
     may_be_int8: bool = False
+    most_away: Offload = "all"
     reason: str = ""
     expected_bytes: int = 0
     usable_bytes: int = 0
@@ -38,6 +41,11 @@ class CardReport(BaseModel):
     compile_note: str = ""
     skipped_steps: int = 0
     source_tokens: tuple[int, ...] = ()
+
+    def next_rung(self, micro_batch: int) -> tuple[CardPlan, int] | None:
+        """How to go on after running out of memory, as `plan_core.next_rung`."""
+        may_be_int8, most_away = self.may_be_int8, self.most_away
+        return next_rung(self.plan, micro_batch, self.kind, may_be_int8=may_be_int8, most_away=most_away)
 
     def mfu(self, tokens_per_s: float) -> float | None:
         """Model FLOPs utilisation at this speed, 0 to 1; None if it is not known."""

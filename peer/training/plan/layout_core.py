@@ -17,7 +17,7 @@ from peer.training.plan.cards_core import Card, native_precision
 from peer.training.plan.layout import Layout, Mesh, WishedSplit, World
 from peer.training.plan.layout_words import island_words, replica_words
 from peer.training.plan.owned_cards_core import LeftOut, OwnedCard
-from peer.training.plan.plan_core import Choice, Limits, choose
+from peer.training.plan.plan_core import Choice, Limits, choose, is_less_away
 from peer.training.plan.rank_memory_core import ALONE
 from peer.training.plan.speed_core import peak_flops
 from protocol.errors import ConfigError
@@ -110,6 +110,11 @@ class Task:
         """How a card would train as a rank of a mesh."""
         return choose(card, self.load, self.inner, self.wishes, self.limits, mesh=mesh)
 
+    def among(self, num_cards: int) -> Task:
+        """The same for each of so many cards, which share the machine's memory."""
+        each = replace(self.limits, machine_bytes=self.limits.machine_bytes // num_cards)
+        return replace(self, limits=each)
+
 
 def choose_layout(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, links: Links = Links()) -> LayoutChoice:
     """The layout for these cards, at least one.
@@ -119,6 +124,7 @@ def choose_layout(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, li
     """
     if len(cards) == 1:
         return _single(cards[0], task, split)
+    task = task.among(len(cards))
     match split:
         case "islands":
             return _islands(cards, task, links)
@@ -133,6 +139,7 @@ def one_world(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, links:
     one replica trains already.
     """
     if len(cards) > 1:
+        task = task.among(len(cards))
         try:
             is_wished = split in ("shard", "context", "tensor")
             found = _wished(cards, task, split, links) if is_wished else _replica(cards, task, links)
@@ -182,7 +189,7 @@ def _automatic(cards: Sequence[OwnedCard], task: Task, links: Links) -> LayoutCh
     sharded = _replica(group, task, links) if len(group) == len(cards) else None
     if sharded is None or not _fits(sharded) or islands.is_sharded:
         return islands
-    spares_moves = islands.plans[0].plan.offload != "none" and sharded.plans[0].plan.offload == "none"
+    spares_moves = is_less_away(sharded.plans[0].plan, islands.plans[0].plan)
     first, second = (sharded, islands) if links.are_fast(group) or spares_moves else (islands, sharded)
     return replace(first, rival=second if group[0].card.kind != "cpu" else None)
 

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from math import inf
+from typing import Final, get_args
 
-from peer.training.plan.card_memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad
+from peer.training.plan.card_memory_core import CARD_LOGITS, CPU_LOGITS, CardLoad, away_bytes
 from peer.training.plan.card_plan import CardPlan, Checkpointing, Fit, Moments, Offload, Wishes
 from peer.training.plan.cards_core import Card, CardKind, native_precision
 from peer.training.plan.layout import Mesh
@@ -41,7 +42,14 @@ _RUNGS: Final[tuple[tuple[Checkpointing, Moments, Offload], ...]] = (
     ("full", "exact", "none"),
     ("full", "int8", "none"),
     ("full", "exact", "moments"),
+    ("full", "exact", "all"),
 )
+
+_AWAY: Final[tuple[Offload, ...]] = get_args(Offload)
+"""Each has more than the one before in the machine's memory."""
+
+MACHINE_SHARE: Final = 0.5
+"""Share of the machine's memory that values of the card may lie in. The daemon and other programs have the rest."""
 
 _MAKERS: Final = re.compile(r"^(NVIDIA|AMD|GeForce|Radeon|Instinct|Tesla|Quadro)\s+", re.IGNORECASE)
 
@@ -53,6 +61,7 @@ _CHECKPOINTING_SAYS: Final[dict[Checkpointing, str]] = {
 _OFFLOAD_SAYS: Final[dict[Offload, str]] = {
     "none": "",
     "moments": "moments in the machine's memory",
+    "all": "parameters and moments in the machine's memory",
 }
 
 
@@ -64,11 +73,13 @@ class Limits:
         most_bytes: of the card's own memory, 0 for all of it.
         has_compiler: whether torch can compile here.
         may_be_int8: whether the run allows moments in 8 bits, and this machine can keep them so.
+        machine_bytes: of the machine's memory, for each of its cards that train; 0 if that is not known.
     """
 
     most_bytes: int = 0
     has_compiler: bool = False
     may_be_int8: bool = False
+    machine_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +104,16 @@ class Choice:
         return max(0, self.expected_bytes - self.usable_bytes)
 
 
-def ladder(kind: CardKind, first: CardPlan, *, may_be_int8: bool = False) -> tuple[CardPlan, ...]:
+def ladder(
+    kind: CardKind, first: CardPlan, *, may_be_int8: bool = False, most_away: Offload = "all"
+) -> tuple[CardPlan, ...]:
     """The plans of a card from the fastest to the smallest, in the precision of `first` and compiled if that is. Memory that the
     card shares with the machine is not spared by moving values there.
+
+    Args:
+        most_away: of `may_lie_away`.
     """
+    most = _AWAY.index(most_away) if kind in _OWN_MEMORY else 0
     return tuple(
         CardPlan(
             precision=first.precision,
@@ -106,8 +123,21 @@ def ladder(kind: CardKind, first: CardPlan, *, may_be_int8: bool = False) -> tup
             offload=offload,
         )
         for checkpointing, moments, offload in _RUNGS
-        if (moments == "exact" or may_be_int8) and (offload == "none" or kind in _OWN_MEMORY)
+        if (moments == "exact" or may_be_int8) and _AWAY.index(offload) <= most
     )
+
+
+def may_lie_away(load: CardLoad, inner: InnerSection, mesh: Mesh, machine_bytes: int) -> Offload:
+    """The most values that may lie in the machine's memory: as many as it has room for. Ranks hold parts of parameters, and an adapter
+    has few of its own; both keep them on their cards.
+
+    Args:
+        machine_bytes: as of `Limits`.
+    """
+    is_alone = mesh.num_ranks == 1 and not load.frozen
+    room_bytes = MACHINE_SHARE * machine_bytes * mesh.num_ranks or inf
+    fits = [each for each in _AWAY if away_bytes(load, inner, each) <= room_bytes and (is_alone or each != "all")]
+    return fits[-1]
 
 
 def choose(
@@ -127,7 +157,8 @@ def choose(
     """
     precision = native_precision(card) if wishes.precision == "auto" else wishes.precision
     first = CardPlan(precision=precision, is_compiled=limits.has_compiler and is_worth_compiling(card, wishes))
-    rungs = ladder(card.kind, first, may_be_int8=limits.may_be_int8)
+    most_away = may_lie_away(load, inner, mesh, limits.machine_bytes)
+    rungs = ladder(card.kind, first, may_be_int8=limits.may_be_int8, most_away=most_away)
     usable_bytes = usable(card, wishes.fit, limits)
     sizes = (
         [micro_batch] if micro_batch else [*_divisors(inner.batch_tokens // load.model.context_tokens // mesh.readers)]
@@ -140,21 +171,27 @@ def choose(
 
 
 def next_rung(
-    plan: CardPlan, micro_batch: int, kind: CardKind, *, may_be_int8: bool = False
+    plan: CardPlan, micro_batch: int, kind: CardKind, *, may_be_int8: bool = False, most_away: Offload = "all"
 ) -> tuple[CardPlan, int] | None:
     """How to go on after running out of memory: with half the micro-batch, or from one sequence on by the next plan of the ladder,
     with a micro-batch to be found (0). None after the last.
 
     Args:
         micro_batch: that the memory did not suffice for; 0 if it was not found yet.
+        most_away: of `may_lie_away`.
     """
     if micro_batch > 1:
         return plan, micro_batch // 2
-    rungs = ladder(kind, plan, may_be_int8=may_be_int8)
+    rungs = ladder(kind, plan, may_be_int8=may_be_int8, most_away=most_away)
     if plan not in rungs:  # the rungs have changed since it was chosen
         return rungs[-1], 0
     after = dict(pairwise(rungs)).get(plan)
     return None if after is None else (after, 0)
+
+
+def is_less_away(one: CardPlan, other: CardPlan) -> bool:
+    """Whether less lies in the machine's memory by one plan than by the other."""
+    return _AWAY.index(one.offload) < _AWAY.index(other.offload)
 
 
 def allows_int8(inner: InnerSection) -> bool:

@@ -15,8 +15,8 @@ from torch import nn
 
 from peer.training.optimizers.muon import STACKED_VALUES, Muon, orthogonalised, update_scale
 from peer.training.optimizers.optimizer import MuonWithAdamW, Optimizer, make_optimizer
+from peer.training.plan.boxes import Box
 from peer.training.plan.card_plan import CardPlan
-from peer.training.ranks.boxes import Box
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.tensor_schema import TensorSchema
 

@@ -12,10 +12,3 @@ def moments_path(path: Path, group: RankGroup) -> Path:
     if group.size == 1:
         return path
     return path.with_name(f"{path.stem}-{group.rank}-of-{group.size}{path.suffix}")
-
-
-def part_of_rank(group: RankGroup) -> str:
-    """The part of every parameter that this rank holds, in words; empty for all of it."""
-    if group.size == 1:
-        return ""
-    return f"rank {group.rank} of {group.mesh.shard} x {group.mesh.tensor}"

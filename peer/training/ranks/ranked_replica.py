@@ -19,8 +19,8 @@ from peer.machine.card_faults import card_fault
 from peer.machine.device import is_out_of_memory
 from peer.models.decoder import Spine, parts_of
 from peer.training.optimizers.optimizer import Optimizer
+from peer.training.plan.boxes import Box, box_of, spans_in
 from peer.training.plan.card_plan import CardPlan
-from peer.training.ranks.boxes import Box, box_of, spans_in
 from peer.training.ranks.echoes import is_echo
 from peer.training.ranks.owned_muon import owned_optimizer
 from peer.training.ranks.process_group import open_process_group
@@ -102,6 +102,11 @@ class RankedReplica(Replica):
     def _box(self, spec: TensorSpec) -> Box:
         dim = self._split_dims[self._names.index(spec.name)]
         return box_of(spec.shape, self.group.mesh, self.group.rank, dim)
+
+    @property
+    def boxes(self) -> list[Box]:
+        """As `Replica.boxes`: the rows that this rank holds."""
+        return self._boxes
 
     def counts_of(self, place: int) -> float:
         """The share of a parameter's rows in sums over all ranks: ranks of a tensor-parallel group may hold the same ones."""

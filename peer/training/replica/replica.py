@@ -18,6 +18,7 @@ from peer.machine.card_faults import card_fault
 from peer.machine.device import is_out_of_memory
 from peer.models.decoder import Spine, parameters_in_order, parts_of
 from peer.training.optimizers.optimizer import Optimizer, make_optimizer
+from peer.training.plan.boxes import Box, whole_box
 from peer.training.plan.card_plan import CardPlan, Checkpointing
 from peer.training.replica.checkpointing import checkpointed
 from peer.training.replica.compiler import Compiler, not_compiled, one_line
@@ -44,17 +45,22 @@ class Replica:
     def __init__(self, model: Spine, schema: TensorSchema, inner: InnerSection, plan: CardPlan) -> None:
         self.model, self.schema, self.plan = model, schema, plan
         self.parameters = self._own_parameters()
-        self.device = self.parameters[0].device
+        self.device = self._own_device()
         self.optimizer = self._own_optimizer(inner)
         self.scale = LossScale(is_needed=plan.precision == "fp16")
         self._dtype = DTYPES[plan.precision]
         self._run_layers_by(checkpointed(plan.checkpointing, self._base_call))
 
-    # --- what differs where several ranks share a replica (peer/training/ranks/ranked_replica.py) ---
+    # --- what differs where several ranks share a replica (peer/training/ranks/ranked_replica.py) or where its parameters lie in the
+    # machine's memory (peer/training/replica/away_replica.py) ---
 
     def _own_parameters(self) -> list[nn.Parameter]:
         """This process' part of each parameter, in the schema's order."""
         return parameters_in_order(self.model, self.schema)
+
+    def _own_device(self) -> torch.device:
+        """The device that computes."""
+        return self.parameters[0].device
 
     def _own_optimizer(self, inner: InnerSection) -> Optimizer:
         return make_optimizer(inner, self.schema, self.parameters, self.plan)
@@ -67,6 +73,11 @@ class Replica:
         """Run layers by this call from now on. Returns the one before."""
         before, self.model.call = self.model.call, call
         return before
+
+    @property
+    def boxes(self) -> list[Box]:
+        """This process' part of each parameter."""
+        return [whole_box(spec.shape) for spec in self.schema.tensors]
 
     def parts(self, values_N: torch.Tensor, schema: TensorSchema) -> list[torch.Tensor]:
         """Views of the (N,) vector of a unit: this process' part of each parameter."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.cards.all_cards import cards_of, cpu_cards, read_all_cards, with_driver
+from peer.cards.all_cards import cards_of, cpu_cards, only_card_uuid, read_all_cards, with_driver
 from peer.cards.torch_cards import torch_cards
 from peer.training.plan.cards_core import Card
 from protocol.errors import MachineError
@@ -90,6 +90,16 @@ def test_the_driver_tells_heat_reservations_and_fast_links(monkeypatch: pytest.M
     assert found.cards[1].problem == "it is reserved (compute mode prohibited)"
     assert found.links.fast == {(0, 1)}
     assert replace(found.links, fast=frozenset()) == cards_of(ANSWER).links
+
+
+def test_an_only_card_is_known_by_its_driver_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(COOL))
+    assert only_card_uuid() == COOL.uuid
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(HOT, COOL))
+    assert only_card_uuid() == "", "torch sees one of them, and the driver does not tell which"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert only_card_uuid() == COOL.uuid
 
 
 def test_processes_on_the_cpu_share_the_machines_memory() -> None:

@@ -39,11 +39,40 @@ def _numbers(own: OwnCards) -> list[int]:
 
 def test_a_machine_with_one_card_or_none_is_not_asked() -> None:
     for device, seen in ((CPU, 0), (torch.device("mps"), 0), (CUDA, 1)):
-        with own_cards(PeerConfig(), device, _never, partial(int, seen)) as own:
+        with own_cards(PeerConfig(), device, _never, partial(int, seen), str) as own:
             assert own == OwnCards()
             assert layout_of(own, PeerConfig(), RUN).layout == Layout()
     with own_cards(PeerConfig(reduce_only=True), CUDA, _never, lambda: 2) as own:
         assert own == OwnCards()
+
+
+def test_an_only_card_is_shared_with_a_line_and_left_out_by_peers_that_see_others() -> None:
+    def only() -> str:
+        return "GPU-1"
+
+    with own_cards(PeerConfig(), CUDA, _never, lambda: 1, only) as first:
+        assert layout_of(first, PeerConfig(), RUN).layout == Layout()
+        with own_cards(PeerConfig(), CUDA, _never, lambda: 1, only) as second:
+            assert (
+                "another peer of this user trains on the only card"
+                in layout_of(second, PeerConfig(), RUN).layout.reason
+            )
+        with own_cards(PeerConfig(), CUDA, lambda: CARDS, lambda: 2) as other:
+            assert _numbers(other) == [0]
+            assert [out.reason for out in other.left_out] == ["another peer trains on it"]
+        with pytest.raises(MachineError, match=r"card 1 .* another peer trains on it"):
+            own_cards(PeerConfig(gpus="1"), CUDA, lambda: CARDS, lambda: 2).__enter__()
+
+
+def test_an_only_card_trains_though_its_name_or_the_folder_of_locks_is_not_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with own_cards(PeerConfig(), CUDA, _never, lambda: 1, str) as unnamed:
+        assert unnamed == OwnCards()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    with own_cards(PeerConfig(), CUDA, _never, lambda: 1, lambda: "GPU-1") as unlocked:
+        assert unlocked == OwnCards()
 
 
 def test_when_a_card_is_lost_the_others_go_on_and_the_cpu_only_if_no_card_is_left_and_none_was_chosen() -> None:
@@ -91,8 +120,9 @@ def test_cards_that_cannot_be_meant_are_refused_in_a_line() -> None:
         own_cards(PeerConfig(gpus="0"), torch.device("mps"), _never).__enter__()
     with pytest.raises(MachineError, match="card 0 is not there; expected one of: none"):
         own_cards(PeerConfig(gpus="0,1"), CPU, _never).__enter__()
-    with pytest.raises(MachineError, match="card 7 is not there"):
+    with pytest.raises(MachineError, match="card 7 is not there; expected one of: 0, 1") as caught:
         own_cards(PeerConfig(gpus="0,7"), CUDA, lambda: CARDS, lambda: 2).__enter__()
+    assert caught.value.exit_code == 4
 
 
 def test_a_stage_takes_the_largest_card_alone() -> None:

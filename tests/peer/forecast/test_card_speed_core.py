@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from averaging.system.machine_limits import Memory
+from peer.checks import expected_plan as expected_plan_module
 from peer.checks.expected_plan import expected_plan
-from peer.forecast.card_speed_core import group_speed
+from peer.forecast.card_speed_core import MACHINE_MEMORY, group_speed
 from peer.forecast.crew_core import parse_crew
 from peer.forecast.known_cards_core import known_card
 from peer.forecast.shapes_core import Numbers, run_of, shape_of
@@ -27,8 +29,12 @@ def test_a_card_trains_at_its_share_of_the_peak() -> None:
 
 
 @pytest.mark.parametrize("num_values", [124_000_000, 1_000_000_000, 1_400_000_000, 8_000_000_000])
-def test_memory_is_what_the_doctor_of_that_card_would_say(num_values: int, tmp_path: Path) -> None:
+def test_memory_is_what_the_doctor_of_that_card_would_say(
+    num_values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, card = _run(num_values), known_card("rtx3090").card
+    machine_bytes = MACHINE_MEMORY * card.memory_bytes
+    monkeypatch.setattr(expected_plan_module, "read_memory", lambda: Memory(machine_bytes, machine_bytes))
     own = PeerConfig(state_dir=tmp_path)
     exact = run.model_copy(update={"inner": run.inner.model_copy(update={"moments": "exact"})})
     choice = expected_plan(card, exact, own, has_compiler=True)

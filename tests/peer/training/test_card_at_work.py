@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from averaging.system.machine_limits import Memory
 from peer.training import card_at_work as module
 from peer.training.card_at_work import CardAtWork
 from peer.training.local_training import LocalTrainer, card_at_work
@@ -25,6 +26,7 @@ CPU = torch.device("cpu")
 def rtx_3060(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(module, "read_card", lambda _device: RTX_3060)
     monkeypatch.setattr(module, "why_no_compiler", lambda _kind: "")
+    monkeypatch.setattr(module, "read_memory", lambda: Memory(32 << 30, 32 << 30))
     return RTX_3060
 
 
@@ -58,6 +60,12 @@ def test_a_rank_chooses_for_its_part_of_a_model_that_no_card_holds_alone(tmp_pat
     plan = training_plan(tmp_path)
     ranks = plan.model_copy(update={"mesh": mesh})
     assert card_at_work(ranks, CPU).report(1).expected_bytes < card_at_work(plan, CPU).report(1).expected_bytes
+
+
+def test_replicas_beside_each_other_share_the_machines_memory(rtx_3060: Card) -> None:
+    load = whole_load(MODELS["1B"])
+    found = [CardAtWork(CPU, load, INNER, Wishes(), num_replicas=number).report(1).most_away for number in (1, 2, 4)]
+    assert found == ["all", "moments", "none"], "16 and 8 bytes a value, in half of 32, 16 and 8 GB"
 
 
 def test_the_owners_wishes_and_limit_reach_the_plan(rtx_3060: Card) -> None:

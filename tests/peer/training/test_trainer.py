@@ -456,7 +456,7 @@ async def test_after_running_out_with_one_sequence_the_next_plan_is_taken_and_to
             "out of memory: now with bf16, compiled, activations partly computed again; the micro-batch is to be found"
         )
         assert ran_out(plain, 1) == (selective, 0, told)
-        last = CardPlan(precision="bf16", checkpointing="full", offload="moments")
+        last = CardPlan(precision="bf16", checkpointing="full", offload="all")
         assert ran_out(last, 1) == (last, 1, "out of memory: the micro-batch is now 1")
     finally:
         trainer.close()
@@ -467,7 +467,7 @@ async def test_a_model_that_fits_by_no_plan_says_how_much_is_missing_and_is_held
 ) -> None:
     plan = training_plan(tmp_path, max_gpu_memory_bytes=1_500_000_000)
     trainer = WorkerTrainer(plan, genesis_anchor(model_schema(MODEL), 1))
-    last = CardPlan(precision="bf16", checkpointing="full", offload="moments")
+    last = CardPlan(precision="bf16", checkpointing="full", offload="all")
     report = CardReport(plan=last, kind="cuda", expected_bytes=4_700_000_000)
     try:
         trainer._note_death(OutOfMemory(micro_batch=1, is_final=True, card_report=report))

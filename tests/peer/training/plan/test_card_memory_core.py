@@ -8,6 +8,7 @@ from peer.models.frozen_linear import CAST_VALUES
 from peer.training.plan import card_memory_core
 from peer.training.plan.card_memory_core import (
     adapter_load,
+    away_bytes,
     experts_load,
     flops_per_token,
     memory_need,
@@ -70,6 +71,19 @@ def test_moments_take_8_bytes_a_value_4_for_matrices_of_muon_and_2_in_int8() -> 
 def test_offloaded_moments_are_on_the_card_for_one_parameter_at_a_time() -> None:
     need = memory_need(whole_load(M25), INNER, 1, CardPlan(offload="moments"))
     assert (need.moments, need.step) == (0, 8 * M25.vocab_size * M25.dim)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_need_of_parameters_in_the_machines_memory_is_near_what_torch_counts_on_the_card(precision: str) -> None:
+    plan = CardPlan.model_validate({"precision": precision, "checkpointing": "full", "offload": "all"})
+    for inner in (INNER, MUON):
+        counted = counted_bytes(M25, inner, 1, plan)
+        assert expected(M25, inner, 1, plan).total == pytest.approx(counted, rel=NEAR)
+
+
+def test_what_does_not_lie_on_the_card_lies_in_the_machines_memory() -> None:
+    load, num = whole_load(M25), model_schema(M25).num_elements
+    assert [away_bytes(load, INNER, each) for each in ("none", "moments", "all")] == [0, 8 * num, 16 * num]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

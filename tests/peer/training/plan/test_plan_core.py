@@ -6,11 +6,13 @@ from typing import Final
 import pytest
 
 from averaging.models.llama.config import LlamaConfig
-from peer.training.plan.card_memory_core import stage_load, whole_load
+from peer.training.plan.card_memory_core import adapter_load, stage_load, whole_load
 from peer.training.plan.card_plan import FLOAT32, CardPlan, Wishes
 from peer.training.plan.cards_core import Card
-from peer.training.plan.plan_core import Choice, Limits, choose, expected_bytes, ladder, next_rung
+from peer.training.plan.layout import Mesh
+from peer.training.plan.plan_core import Choice, Limits, choose, expected_bytes, ladder, may_lie_away, next_rung
 from protocol.run.training_sections import InnerSection
+from protocol.tensors.adapter_schema import AdapterConfig
 from protocol.tensors.model_config import ModelConfig
 from protocol.tensors.stage_schema import StageMap
 
@@ -106,9 +108,9 @@ def test_each_rung_takes_less_of_the_card_than_the_one_before() -> None:
     load = whole_load(MODELS["1B"])
     rungs = ladder("cuda", CardPlan(precision="bf16"), may_be_int8=True)
     needs = [expected_bytes(H100, load, INNER, 4, plan) for plan in rungs]
-    assert len(rungs) == 5
+    assert len(rungs) == 6
     assert needs == sorted(needs, reverse=True)
-    assert len(set(needs)) == 5
+    assert len(set(needs)) == 6
 
 
 def test_moments_are_in_8_bits_only_where_the_run_allows_it() -> None:
@@ -144,7 +146,7 @@ def test_fit_moves_the_start_of_the_ladder() -> None:
     small = _chosen(RTX_3060, model, Wishes(fit="small")).plan
     smallest = _chosen(RTX_3060, model, Wishes(fit="smallest")).plan
     assert (small.checkpointing, small.offload) == ("full", "none")
-    assert smallest.offload == "moments"
+    assert smallest.offload == "all"
     usual, fast = (_chosen(RTX_3060, model, Wishes(fit=fit)) for fit in ("auto", "fast"))
     assert fast.usable_bytes == RTX_3060.memory_bytes > usual.usable_bytes
     assert _chosen(CPU, model, Wishes(fit="smallest")).plan.checkpointing == "full"
@@ -152,7 +154,7 @@ def test_fit_moves_the_start_of_the_ladder() -> None:
 
 def test_what_fits_nowhere_says_how_much_is_missing() -> None:
     choice = _chosen(_cuda("GeForce RTX 2060", 5.8, (7, 5)), MODELS["3B"])
-    assert choice.plan.offload == "moments"
+    assert choice.plan.offload == "all"
     assert choice.missing_bytes > 0
     assert f"{choice.missing_bytes / 1e9:.1f} GB are missing" in choice.reason
 
@@ -177,10 +179,30 @@ def test_after_running_out_the_micro_batch_is_halved_and_from_one_on_the_next_pl
         ("full", "exact", "none", 0),
         ("full", "int8", "none", 0),
         ("full", "exact", "moments", 0),
+        ("full", "exact", "all", 0),
     ]
 
 
-@pytest.mark.parametrize(("kind", "last"), [("cuda", "moments"), ("cpu", "none")])
+def test_values_lie_in_the_machines_memory_as_far_as_it_has_room_and_only_of_one_card_that_trains_all_of_them() -> None:
+    load, num = whole_load(MODELS["1B"]), whole_load(MODELS["1B"]).num_values
+    plenty, half, little = (int(2 * bytes_each * num) for bytes_each in (16.1, 8.1, 7.9))
+    alone, ranks = Mesh(), Mesh(shard=2)
+    found = [may_lie_away(load, INNER, mesh, room) for mesh in (alone, ranks) for room in (plenty, half, little, 0)]
+    assert found == ["all", "moments", "none", "all", "moments", "moments", "none", "moments"]
+    adapted = adapter_load(MODELS["1B"], AdapterConfig(rank=8, alpha=16.0))
+    assert may_lie_away(adapted, INNER, alone, plenty) == "moments"
+
+
+def test_a_model_that_fits_with_its_parameters_in_the_machines_memory_is_planned_so_if_there_is_room() -> None:
+    model, roomy, tight = MODELS["1B"], Limits(machine_bytes=64 * GIB), Limits(machine_bytes=12 * GIB)
+    card = _cuda("GeForce RTX 3060 Laptop GPU", 5.8, (8, 6))
+    choice = _chosen(card, model, limits=roomy)
+    assert (choice.plan.offload, choice.missing_bytes) == ("all", 0)
+    assert "parameters and moments in the machine's memory" in choice.reason
+    assert _chosen(card, model, limits=tight).missing_bytes > 0
+
+
+@pytest.mark.parametrize(("kind", "last"), [("cuda", "all"), ("cpu", "none")])
 def test_a_plan_of_no_rung_goes_to_the_last_one(kind: str, last: str) -> None:
     other = CardPlan(checkpointing="selective", moments="int8")
     then = next_rung(other, 1, "cuda" if kind == "cuda" else "cpu")

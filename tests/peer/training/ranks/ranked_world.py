@@ -283,6 +283,30 @@ def compiled(trainer: LocalTrainer) -> Found:
     anchor_N = _loaded(trainer)
     calls: list[nn.Module] = []
 
+def carried(trainer: LocalTrainer) -> Found:
+    """As `continued`, with moments that pass through one process which holds the whole model and nothing of the ranks' files."""
+    anchor_N = _loaded(trainer)
+    trainer.step()
+    trainer.step()
+    theta_N = _theta_of_all(trainer)
+    trainer.finish()
+    trainer.group.wait()
+    if trainer.group.is_first:
+        whole = LocalTrainer(trainer.plan.model_copy(update={"mesh": Mesh(), "rank": 0, "meeting": None}))
+        whole.load(theta_N, 0)
+        whole.take_up_moments()
+        assert whole.moments.note == ""
+        whole.moments.finish(5)
+    trainer.group.wait()
+    again = LocalTrainer(trainer.plan.model_copy(update={"first_step": 2}), trainer.group)
+    again.load(theta_N, 5)
+    again.take_up_moments()
+    assert again.moments.note == ""
+    again.step()
+    again.step()
+    return {"update": _flat_update(again, anchor_N)}
+
+
     def run(layer: nn.Module, *given: torch.Tensor) -> torch.Tensor:
         calls.append(layer)
         out: torch.Tensor = type(layer).forward(layer, *given)

@@ -14,6 +14,7 @@ from tests.peer.training.ranks.ranked_world import (
     Cases,
     Found,
     apart,
+    carried,
     compiled,
     continued,
     gradients,
@@ -70,6 +71,9 @@ def test_two_ranks_do_what_one_process_does(short_path: Path) -> None:
     cases.add("continued", continued, **kept)
     cases.add("apart", apart, **kept)
     cases.add("continued muon", continued, inner=inner(optimizer="muon"), **kept)
+    other_folder = short_path / "carried"
+    other_folder.mkdir()
+    cases.add("carried", carried, moments_file=other_folder / "moments.safetensors", moments_within_tokens=1000)
     cases.add("compiled", compiled, card_plan=CardPlan(is_compiled=True, checkpointing="full"), micro_batch=4)
     cases.add("searched", searched, micro_batch=0)
     cases.add("searched, kept", searched, mesh=KEEPS, micro_batch=0)
@@ -84,6 +88,8 @@ def test_ranks_that_split_layers_and_rows_do_so(short_path: Path) -> None:
     cases.add("full", gradients, mesh=KEEPS, card_plan=CardPlan(checkpointing="full"), model=UNTIED, micro_batch=1)
     cases.add("muon", updates, inner=inner(optimizer="muon"), mesh=KEEPS)
     cases.add("vectors", vectors)
+    kept = {"moments_file": short_path / "moments.safetensors", "moments_within_tokens": 1000}
+    cases.add("carried muon", carried, inner=inner(optimizer="muon"), **kept)
     cases.add("paused", paused, micro_batch=1)
     assert _wrong(cases.found_by_ranks(Mesh(shard=2, tensor=2)), cases.found_alone()) == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -83,6 +84,18 @@ def test_a_folder_that_takes_nothing_is_named(trials: Trials, tmp_path: Path) ->
     plan, note = Compiler(tmp_path / "file" / "cache").prepared(PLAN, MODEL, CPU)
     assert not plan.is_compiled
     assert "the folder for compiled code cannot be used: Not a directory" in note
+
+
+def test_a_disk_that_is_full_runs_layers_eagerly_and_says_so(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_given: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    plan, note = Compiler(tmp_path / "cache").prepared(PLAN, MODEL, CPU)
+    assert plan == PLAN.model_copy(update={"is_compiled": False})
+    assert "the folder for compiled code cannot be used: No space left on device; training goes on" in note
 
 
 def test_a_cache_that_grew_too_large_is_emptied(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,13 +58,21 @@ def test_layers_run_compiled_after_a_first_pass_that_leaves_no_gradient(
     assert pretended.calls - before == again * MODEL.num_layers
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TypeError("no such operation\nTraceback"), "TypeError: no such operation"),
+        (OSError(errno.ENOSPC, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+    ],
+    ids=["fails", "cache is full"],
+)
 def test_layers_run_eagerly_where_the_compiler_fails_and_a_line_says_why(
-    pretend: Callable[[Pretended], Pretended], tmp_path: Path
+    error: Exception, reason: str, pretend: Callable[[Pretended], Pretended], tmp_path: Path
 ) -> None:
-    pretended = pretend(Pretended(TypeError("no such operation\nTraceback")))
+    pretended = pretend(Pretended(error))
     found = oracle("data", CardPlan(is_compiled=True))
     note = _compiled(found, tmp_path)
-    assert note == "not compiled, the compiler failed: TypeError: no such operation; training goes on more slowly"
+    assert note == f"not compiled, the compiler failed: {reason}; training goes on more slowly"
     assert pretended.calls == 1
     assert found.gradients(128, 2)
     assert pretended.calls == 1

@@ -10,8 +10,8 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer.training.local_training import LocalTrainer
-from peer.training.replica import moments as moments_module
-from peer.training.replica.moments import COMMITS_A_SAVE, KeptMoments, MomentsKey, take_up
+from peer.training.replica import moments_file
+from peer.training.replica.moments import COMMITS_A_SAVE
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
@@ -139,7 +139,7 @@ def test_a_full_disk_is_told_and_the_file_before_stays(tmp_path: Path, monkeypat
     def full(*_args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(moments_module, "save_file", full)
+    monkeypatch.setattr(moments_file, "save_file", full)
     trainer.step()
     trainer.finish()
     assert "No space left" in trainer.moments.note
@@ -165,5 +165,7 @@ def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
     trainer.finish()
     trainer.take_up_moments()
     assert trainer.moments.note == ""
-    assert take_up(tmp_path / "none", trainer._replica.optimizer, MomentsKey("", 0), 0) == "no moments were kept"
-    assert KeptMoments(None, trainer._replica.optimizer, "", 0).note == ""
+    assert list(tmp_path.glob("*.safetensors")) == []
+    first = _trainer(tmp_path)
+    first.take_up_moments()
+    assert first.moments.note == "no moments were kept"

@@ -30,6 +30,25 @@ class Box:
         """Values in it."""
         return prod(self.shape)
 
+    def overlap(self, other: Box) -> Box | None:
+        """The values that are in both; None if there are none."""
+        pairs = list(zip(self.begins, self.shape, other.begins, other.shape, strict=True))
+        begins = tuple(max(begin, others_begin) for begin, _, others_begin, _ in pairs)
+        ends = tuple(min(begin + size, first + others_size) for begin, size, first, others_size in pairs)
+        if any(end <= begin for begin, end in zip(begins, ends, strict=True)):
+            return None
+        return Box(begins, tuple(end - begin for begin, end in zip(begins, ends, strict=True)))
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """To index the part of the tensor that `outer` is, which holds all of this one."""
+        begins = (begin - first for begin, first in zip(self.begins, outer.begins, strict=True))
+        return tuple(slice(begin, begin + size) for begin, size in zip(begins, self.shape, strict=True))
+
+
+def whole_box(shape: tuple[int, ...]) -> Box:
+    """The part that is all of a tensor."""
+    return Box((0,) * len(shape), shape)
+
 
 def box_of(shape: tuple[int, ...], mesh: Mesh, rank: int, split_dim: int | None = None) -> Box:
     """The part that a rank holds.

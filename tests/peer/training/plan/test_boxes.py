@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from peer.training.plan.boxes import box_of, spans_in
 from peer.training.plan.layout import Mesh
-from peer.training.ranks.boxes import box_of, spans_in
 
 
 @pytest.mark.parametrize("shape", [(257, 6), (5,), (1,), (8, 4), (3, 4, 2)])
