@@ -10,7 +10,7 @@ import trio.testing
 
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.audit.sum_proofs import SumProofs
+from averaging.rounds.audit.sum_proofs import MOST_FALSE, SumProofs
 from averaging.rounds.lineage.round_context import RoundContext
 from averaging.rounds.lineage.round_reports import RoundReport, SumConvicted
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, read_request
@@ -145,3 +145,15 @@ async def test_a_full_disk_keeps_nobody_from_acting_on_a_proof(autojump_clock: t
     async with _bench(world, disk=disk) as bench:
         await bench.proofs.prove(_lie(world))
         assert [type(event) for event in bench.events] == [SumProven]
+
+
+async def test_a_peer_that_accuses_falsely_a_few_times_is_not_listened_to_any_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = summed()
+    proof = _lie(world)
+    notice = notice_of(proof, encode_proof(proof))
+    async with _bench(world, b"nonsense") as bench:
+        for number in range(MOST_FALSE + 2):
+            await bench.accuse(replace(notice, proof_hash=bytes([number]) * 32))
+        assert len(bench.asked) == MOST_FALSE
