@@ -75,7 +75,7 @@ async def judge(
             proof = await fetch_proof(network, offload, source, notice, check)
             await convictions.ban_reducer(notice.reducer, proof.words)
         except RemoteProtocolError as error:
-            convictions.sums.note_failed(notice)
+            convictions.sums.note_failed(source, notice)
             _log.info("accusation_without_proof", by=peer_name(source), reason=error.one_line())
         except PotluckError as error:
             _log.info("proof_not_fetched", by=peer_name(source), reason=error.one_line())

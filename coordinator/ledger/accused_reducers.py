@@ -5,6 +5,7 @@ Rules: R27 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -19,6 +20,9 @@ MOST_OF_ONE: Final = 2
 MOST_WAITING: Final = 64
 """Accusations that wait at a time."""
 
+MOST_FALSE: Final = 3
+"""False accusations of one member. It is not listened to after that."""
+
 MOST_FAILED: Final = 1024
 """Proofs that convicted nobody and are remembered, so that they are not fetched again."""
 
@@ -29,6 +33,7 @@ class AccusedReducers:
     def __init__(self) -> None:
         self._waiting: dict[bytes, tuple[PeerId, FalseSum]] = {}
         self._failed: set[bytes] = set()
+        self._accusers = Counter[PeerId]()
         self._changed = trio.Event()
 
     def heard(self, source: PeerId, notices: Iterable[FalseSum]) -> None:
@@ -38,6 +43,8 @@ class AccusedReducers:
             is_known = notice.proof_hash in self._waiting or notice.proof_hash in self._failed
             if is_known or num_own >= MOST_OF_ONE or len(self._waiting) >= MOST_WAITING:
                 continue
+            if self._accusers[source] >= MOST_FALSE:
+                return
             self._waiting[notice.proof_hash] = source, notice
             self._changed.set()
 
@@ -48,8 +55,9 @@ class AccusedReducers:
             await self._changed.wait()
         return self._waiting.pop(next(iter(self._waiting)))
 
-    def note_failed(self, notice: FalseSum) -> None:
-        """Its proof convicts nobody."""
+    def note_failed(self, source: PeerId, notice: FalseSum) -> None:
+        """The proof that this member showed convicts nobody."""
+        self._accusers[source] += 1
         if len(self._failed) >= MOST_FAILED:
             self._failed.clear()
         self._failed.add(notice.proof_hash)

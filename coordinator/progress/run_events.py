@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
+from coordinator.audits.loss_gate_core import measures_of, rise_in
 from coordinator.helper.reach_core import Reach
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
 from coordinator.presence.presence import LIVE_S, PeerEntry, num_live
+from coordinator.progress.heldout_core import WHOLE
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import RunPicture, TimedRound, hidden_peers
 from protocol.identity.chosen_name import called
@@ -166,6 +168,11 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
         )
     elif after.num_forks < before.num_forks:
         yield _NewEvent("run", "one of the branches is not followed any more")
+    rise, had_risen = (rise_in(measures_of(each.loss_points, WHOLE)) for each in (after, before))
+    if rise is not None and had_risen is None:
+        yield _NewEvent("trouble", rise.words)
+    elif had_risen is not None and rise is None:
+        yield _NewEvent("run", "the held-out loss is no worse than noise explains again")
     frozen, was_frozen = ({u.unit: u.why_frozen for u in each.units if u.is_frozen} for each in (after, before))
     for unit in sorted(frozen.keys() - was_frozen.keys()):
         yield _NewEvent("trouble", f"{unit} is frozen: {frozen[unit]}")

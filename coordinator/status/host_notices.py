@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from averaging.notices.conditions import Condition
+from coordinator.audits.loss_gate_core import Rise, measures_of, rise_in
 from coordinator.presence.presence import live_peers
+from coordinator.progress.heldout_core import WHOLE
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import RunPicture
+from protocol.identity.names import peer_name
 from protocol.rounds.lineage.quorum import is_quorum
 from protocol.tables import duration, several
 
@@ -61,7 +64,21 @@ class HostConditions:
             here = sum(peer in live for peer in members)
             text = f"{here} of the {len(members)} peers of the last round are heard, too few to commit another"
             found.append(Condition("quorum_lost", text, for_s=_HOLDS_S))
+        rise = rise_in(measures_of(picture.loss_points, WHOLE))
+        if rise is not None:
+            found.append(Condition("loss_rose", f"{rise.words}{_who_was_in(picture, rise)}", mark=rise.good.index))
         if picture.num_forks:
             text = f"the run goes on in {picture.num_forks + 1} branches until they meet: some peers cannot reach the others"
             found.append(Condition("branches", text, for_s=_HOLDS_S))
         return found
+
+
+def _who_was_in(picture: RunPicture, rise: Rise) -> str:
+    """The members that contributed to each of the worse rounds, as far as these are shown."""
+    bad = {each.index for each in rise.bad}
+    members = [set(timed.row.members) for timed in picture.rounds if timed.row.index in bad]
+    common = sorted(set.intersection(*members)) if members else []
+    if not common:
+        return ""
+    names = ", ".join(map(peer_name, common[:3])) + (f" and {len(common) - 3} more" if len(common) > 3 else "")
+    return f"; in all of these rounds were {names}"

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from averaging.rounds.lineage.round_reports import RoundReport, SumConvicted, VoterConvicted
+from averaging.rounds.lineage.round_reports import RoundReport, SumConvicted, SumNotShown, SumsAudited, VoterConvicted
 from protocol.errors import RemoteProtocolError
 from protocol.host.reports import MAX_DOUBLE_VOTES, MAX_FALSE_SUMS, AckPair, Proofs
 from protocol.identity.names import peer_name
@@ -34,12 +34,16 @@ class ConvictedVoters:
     """The convicted members that this process knows.
 
     `expel` is called once with each of them, so that it is refused from then on. `waiting` are the proofs that the host lacks.
+    `num_audited` chunks of others' sums were computed again here, from `audited_bytes` of others, and `num_not_shown` could not be.
     """
 
     me: PeerId
     expel: Callable[[Collection[PeerId]], None] = _expels_nobody
     proofs: dict[PeerId, AckPair | FalseSum] = field(default_factory=dict)
     waiting: list[AckPair | FalseSum] = field(default_factory=list)
+    num_audited: int = 0
+    audited_bytes: int = 0
+    num_not_shown: int = 0
 
     def take(self, report: RoundReport) -> bool:
         """Note a report from the rounds of any unit. Returns whether it convicts a member that was not known as such."""
@@ -49,8 +53,14 @@ class ConvictedVoters:
             case SumConvicted():
                 reason = f"it {report.words}; it is out, and the host hears of it"
                 return self._convict(report.notice.reducer, report.notice, "reducer_convicted", reason)
+            case SumsAudited():
+                self.num_audited += report.num_chunks
+                self.audited_bytes += report.num_bytes
+            case SumNotShown():
+                self.num_not_shown += 1
             case _:
-                return False
+                pass
+        return False
 
     def _take_voter(self, report: VoterConvicted) -> bool:
         if report.voter in self.proofs:

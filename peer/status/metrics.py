@@ -290,6 +290,24 @@ PEER_METRICS: Final = (
         lambda s: _one(s.is_unheard),
     ),
     PeerMetric(
+        "potluck_peer_chunks_audited",
+        "counter",
+        "Chunks of others' sums that were computed again here.",
+        lambda s: _one(s.chunks_audited),
+    ),
+    PeerMetric(
+        "potluck_peer_audited_bytes",
+        "counter",
+        "Bytes that were fetched for that.",
+        lambda s: _one(s.audited_bytes),
+    ),
+    PeerMetric(
+        "potluck_peer_chunks_not_shown",
+        "counter",
+        "Chunks that nobody showed, so that their sum could not be computed again.",
+        lambda s: _one(s.chunks_not_shown),
+    ),
+    PeerMetric(
         "potluck_peer_writes_refused",
         "counter",
         "Writes that the disk refused.",

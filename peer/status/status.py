@@ -170,8 +170,10 @@ class PeerStatus(BaseModel):
         allowed_share: share of full speed that the owner's controls allow now, 0 for no training. `allowed_reason` names the limit
             and when it ends; empty if there is none.
         units: the other units held here.
-        trouble: problems that the owner should fix or know of: a disk that refuses, a state that is not the attested one, or voters
-            that contradicted themselves. Empty if there are none.
+        trouble: problems that the owner should fix or know of: a disk that refuses, a state that is not the attested one, or members
+            that their own signatures convict. Empty if there are none.
+        chunks_audited: chunks of others' sums that this process computed again, from `audited_bytes` that others showed;
+            `chunks_not_shown` could not be, since nobody showed them.
         writes_refused: number of writes of this process that the disk refused; `generations_damaged` counts states on it that were
             found damaged.
         lane: in a pipeline run, the lane served here, None if there is none; `lane_reason` gives lane and stage, or why there is
@@ -276,6 +278,9 @@ class PeerStatus(BaseModel):
     allowed_reason: str = ""
     trouble: str = ""
     writes_refused: int = 0
+    chunks_audited: int = 0
+    audited_bytes: int = 0
+    chunks_not_shown: int = 0
     generations_damaged: int = 0
     is_unheard: bool = False
     apart: str = ""

@@ -285,6 +285,9 @@ def _of_trouble(sources: Sources) -> dict[str, object]:
     health = board.health.sentence([each.refused for each in kept], board.clock.monotonic_s(), disk)
     return {
         "trouble": "; ".join(filter(None, (health, _disagreement(sources), board.convicted.sentence))),
+        "chunks_audited": board.convicted.num_audited,
+        "audited_bytes": board.convicted.audited_bytes,
+        "chunks_not_shown": board.convicted.num_not_shown,
         "writes_refused": board.health.num_refused + sum(each.num_refused for each in kept),
         "generations_damaged": sum(each.num_damaged for each in kept),
     }

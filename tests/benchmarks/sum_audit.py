@@ -146,7 +146,7 @@ class World:
                 ShownChunk(tree.root, b"".join(tree.path(pick.chunk, pick.chunk + 1)), bytes(chunks[pick.chunk]))
                 for tree, chunks in zip(self.trees, self.contributions, strict=True)
             )
-            proof = proof_of(collected, signed, data, CODEC, GRID)
+            proof = proof_of(collected, signed, hashes)
             began_s = time.perf_counter()
             why_not = self.check.why_not(proof)
             took_s = time.perf_counter() - began_s

@@ -1,7 +1,7 @@
 """Every attack on the rules of a round that was thought of before they were written, in a line of words, and what is tested of it:
 tests by file and name, scripted scenarios (test_scenarios.py plays them) by name. Not here, because what it attacks is not built:
 a lane of a pipeline that is counted in one stage only. Not here, because nothing finds it yet (SECURITY.md): bad deltas within their
-bounds, false sums, and work that was not done.
+bounds, and work that was not done.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ RULES = "protocol/rounds/lineage/test_record_rules"
 UNSIGNED = f"{RECORDS}::test_a_record_that_says_what_nobody_signed_is_acked_by_nobody_and_the_round_goes_on_without_it"
 DAEMONS = "e2e/test_liars::test_each_lie_of_an_admitted_peer_is_refused_by_name_and_the_rounds_of_the_honest_go_on"
 CORE = "protocol/rounds/test_"
+AUDITS = "averaging/rounds/audit/"
 SHELL = "averaging/rounds/test_"
 
 ATTACKS: Final[dict[str, tuple[str, ...]]] = {
@@ -298,6 +299,25 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
             "test_a_proven_double_vote_bans_the_voter_and_the_answer_brings_the_ban_with_the_proof_in_words"
         ),
         "coordinator/ledger/test_convictions::test_voters_of_both_sides_of_a_fork_that_the_host_records_are_banned",
+    ),
+    "a reducer sums falsely and signs what comes out": (
+        f"{AUDITS}test_unit_audits::test_a_reducer_that_signs_false_sums_is_out_everywhere_and_the_others_go_on",
+        f"{AUDITS}test_sum_check::test_no_chunk_of_an_honest_sum_convicts_its_reducer_and_each_false_one_does",
+        f"{AUDITS}test_sum_check::test_a_sum_that_counts_a_chunk_which_cannot_be_decoded_is_false",
+        f"{AUDITS}test_chunk_fetch::test_where_the_reducer_shows_nothing_the_contributors_show_their_own",
+        "simulation/test_liars::test_who_signs_false_sums_is_convicted_by_a_proof_and_nobody_honest_is",
+        "coordinator/audits/test_sum_judge::test_a_proof_that_a_member_shows_bans_the_reducer_in_words",
+    ),
+    "a member accuses an honest reducer of a false sum": (
+        f"{AUDITS}test_sum_check::test_a_proof_in_which_anything_is_changed_convicts_nobody",
+        f"{AUDITS}test_sum_check::test_what_another_key_or_the_same_key_in_another_run_signed_convicts_nobody",
+        f"{AUDITS}test_sum_proofs::test_accusations_without_a_proof_convict_nobody_and_are_looked_at_once",
+        f"{CORE}bad_results::test_an_accusation_far_behind_the_head_is_not_followed",
+        "coordinator/audits/test_sum_judge::test_an_accusation_without_a_proof_bans_nobody_and_is_looked_at_once",
+    ),
+    "a proof comes while its record is acked by some": (
+        f"{CORE}bad_results::test_a_record_that_others_may_have_acked_is_finished_as_it_is_false_sums_and_all",
+        f"{CORE}bad_results::test_a_fresh_record_with_a_false_sum_is_not_acked_by_who_has_the_proof_also_while_its_bytes_come",
     ),
     "a reducer writes false tokens and roots of others": (
         f"{RECORDS}::test_a_reducer_that_writes_false_counts_of_others_into_its_result_is_not_believed",

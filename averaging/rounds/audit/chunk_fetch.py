@@ -5,7 +5,7 @@ Rules: R27 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -99,15 +99,19 @@ def collecting_of(record: CommitRecord, pick: Pick, grid: ChunkGrid, codec: Code
     return Collecting(replace(what, inputs=ordered), pick.chunk, grid.num_chunks, codec.encoded_bytes(stop - begin))
 
 
-def proof_of(collected: Collecting, part: SliceRecord, result: bytes, codec: Codec, grid: ChunkGrid) -> SumProof:
+def result_hashes(part: SliceRecord, result: bytes, codec: Codec, grid: ChunkGrid) -> list[bytes]:
+    """The leaf hashes of a slice's result, of which `codec` is the codec; may run in a thread."""
+    return [leaf_hash(data) for data in split_chunks(result, codec, grid, part.first_chunk, part.stop_chunk)]
+
+
+def proof_of(collected: Collecting, part: SliceRecord, hashes: Sequence[bytes]) -> SumProof:
     """The proof that one chunk of a sum makes if it is false; may run in a thread.
 
     Args:
         collected: with nothing missing.
         part: the slice, as the record has it.
-        result: the bytes of its result, of which `codec` is the codec.
+        hashes: of the chunks of its result.
     """
-    hashes = [leaf_hash(data) for data in split_chunks(result, codec, grid, part.first_chunk, part.stop_chunk)]
     place = collected.chunk - part.first_chunk
     path = b"".join(MerkleTree.over(hashes).path(place, place + 1))
     shown = tuple(collected.found[each.root] for each in collected.what.inputs)

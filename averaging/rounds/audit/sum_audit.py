@@ -18,7 +18,7 @@ import torch
 import trio
 
 from averaging.arithmetic.batched_codec import decode_run
-from averaging.rounds.audit.chunk_fetch import collecting_of, proof_of
+from averaging.rounds.audit.chunk_fetch import collecting_of, proof_of, result_hashes
 from averaging.rounds.audit.proof_fetch import LOOK_COST_S
 from averaging.rounds.audit.sum_proofs import SumProofs
 from averaging.rounds.exchange.shown_offers import ShownOffers
@@ -81,16 +81,20 @@ class SumAudit:
             return found
         for part in others_slices(record, me):
             absent = {each.peer for each in part.omitted} | {each.peer for each in part.disagreeing}
-            result = None if me in absent else await self.chain.tools.log.read_result(record.parent, part.result_hash)
+            result = None if me in absent else self.chain.updates.fresh(part.result_hash)
             if result is None:
-                continue
+                continue  # it came from elsewhere, and is not read again for this
             chunks = glanced_chunks(part, self.tools.draw)
-            glance = await self.tools.offload.run(partial(self._glance, own, part, result, chunks), cost_s=LOOK_COST_S)
+            glance = await self.tools.offload.run(
+                partial(self._glance, own, part, result.data, chunks), cost_s=LOOK_COST_S
+            )
             if glance.looks_wrong:
                 found.append(part)
         return found
 
-    def _glance(self, own: EncodedContribution, part: SliceRecord, result: bytes, chunks: Sequence[int]) -> Glance:
+    def _glance(
+        self, own: EncodedContribution, part: SliceRecord, result: bytes | memoryview, chunks: Sequence[int]
+    ) -> Glance:
         tools = self.chain.tools
         results = split_chunks(result, tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
         own_squared = result_squared = product = 0.0
@@ -107,18 +111,19 @@ class SumAudit:
     async def _audit(self, record: CommitRecord, pick: Pick) -> int:
         """Compute one chunk again. Returns the bytes that came for it."""
         tools, part = self.chain.tools, pick.part
-        result = await tools.log.read_result(record.parent, part.result_hash)
-        if result is None:
+        hashes = await self._hashes_of(record, part)
+        if hashes is None:
             return 0  # the base is past, and its results are gone
         collected = collecting_of(record, pick, tools.grid, tools.codec)
         here = self.shown.on(record.parent)
         if here is not None:
-            collected.take(here.shown(pick.chunk, frozenset(collected.missing)))
+            own = partial(here.shown, pick.chunk, frozenset(collected.missing))
+            collected.take(await self.tools.offload.run(own))
         await collected.ask_all(self.tools.network)
         if collected.missing:
             await self._not_shown(record, pick, len(collected.missing), len(collected.what.inputs))
             return collected.num_bytes
-        proof = await self.tools.offload.run(partial(proof_of, collected, part, result, tools.result_codec, tools.grid))
+        proof = await self.tools.offload.run(partial(proof_of, collected, part, hashes))
         why_not = await self.proofs.why_not(proof)
         if not why_not:
             self._num_in_vain = 0
@@ -126,6 +131,16 @@ class SumAudit:
         elif pick.is_suspect:
             self._num_in_vain += 1
         return collected.num_bytes
+
+    async def _hashes_of(self, record: CommitRecord, part: SliceRecord) -> Sequence[bytes] | None:
+        """The leaf hashes of a result, from memory or from disk; None where it is gone."""
+        tools, fresh = self.chain.tools, self.chain.updates.fresh(part.result_hash)
+        if fresh is not None:
+            return fresh.hashes
+        result = await tools.log.read_result(record.parent, part.result_hash)
+        if result is None:
+            return None
+        return await self.tools.offload.run(partial(result_hashes, part, result, tools.result_codec, tools.grid))
 
     async def _not_shown(self, record: CommitRecord, pick: Pick, num_missing: int, num_inputs: int) -> None:
         """Once the round is over here, others may rightly have forgotten its chunks."""

@@ -5,6 +5,7 @@ Rules: R27 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,6 +21,7 @@ from averaging.rounds.traffic.transfer import PIECE_BYTES
 from averaging.state.proof_files import MOST_KEPT
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity.names import peer_name
+from protocol.ids import PeerId
 from protocol.rounds.audit.sum_proof import SumProof, decode_proof, encode_proof, hash_of_proof, notice_of
 from protocol.rounds.events import SumProven
 from protocol.rounds.messages.requests import FetchProof
@@ -29,6 +31,9 @@ log = structlog.get_logger()
 
 MOST_FAILED: Final = 256
 """Accusations without a proof that are remembered, so that nobody makes us fetch the same one twice."""
+
+MOST_FALSE: Final = 3
+"""False accusations of one peer. It is not listened to after that: each may cost us a fetch as long as the longest proof."""
 
 MOST_AT_ONCE: Final = 2
 """Proofs that are fetched at a time: each is as long as a chunk of every contribution together."""
@@ -44,6 +49,7 @@ class SumProofs:
     _known: dict[bytes, bytes] = field(default_factory=dict)
     _failed: set[bytes] = field(default_factory=set)
     _fetching: set[bytes] = field(default_factory=set)
+    _accusers: Counter[PeerId] = field(default_factory=Counter)
 
     async def why_not(self, proof: SumProof) -> str:
         """Why a proof convicts nobody, as `SumCheck.why_not`, in a thread."""
@@ -92,7 +98,7 @@ class SumProofs:
         notice = order.notice
         named = notice.proof_hash
         is_useless = named in self._failed or named in self._known or named in self._fetching
-        if is_useless or len(self._fetching) >= MOST_AT_ONCE:
+        if is_useless or len(self._fetching) >= MOST_AT_ONCE or self._accusers[order.source] >= MOST_FALSE:
             return
         self._fetching.add(named)
         try:
@@ -100,6 +106,7 @@ class SumProofs:
             proof = await fetch_proof(tools.network, tools.offload, order.source, notice, self.check)
         except RemoteProtocolError as error:
             self._note_failed(named)
+            self._accusers[order.source] += 1
             log.info("accusation_without_proof", by=peer_name(order.source), reason=error.one_line())
             return
         finally:

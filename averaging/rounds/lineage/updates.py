@@ -87,6 +87,10 @@ class Updates:
             self._fresh.clear()
         self._fresh[result_hash] = result
 
+    def fresh(self, result_hash: Root) -> SliceBytes | None:
+        """A result that is remembered; None for any other."""
+        return self._fresh.get(result_hash)
+
     async def examine(
         self, state: UnitState | None, outer: OuterStep, first_chunk: int, encoded: Encoded
     ) -> list[bytes]:

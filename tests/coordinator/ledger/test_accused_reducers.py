@@ -3,7 +3,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from coordinator.ledger.accused_reducers import MOST_OF_ONE, MOST_WAITING, AccusedReducers
+from coordinator.ledger.accused_reducers import MOST_FALSE, MOST_OF_ONE, MOST_WAITING, AccusedReducers
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.messages import FalseSum
 
@@ -40,7 +40,19 @@ async def test_no_member_fills_the_queue_and_what_failed_is_not_asked_for_again(
     for number in range(10, 200):
         accused.heard(PeerId(f"peer {number}"), [_notice(number)])
     assert len(accused._waiting) == MOST_WAITING
-    _, notice = await accused.next()
-    accused.note_failed(notice)
+    source, notice = await accused.next()
+    accused.note_failed(source, notice)
     accused.heard(OTHER, [notice])
     assert notice.proof_hash not in accused._waiting
+
+
+async def test_a_member_that_accuses_falsely_a_few_times_is_not_listened_to_any_more() -> None:
+    accused = AccusedReducers()
+    for number in range(MOST_FALSE):
+        accused.heard(ONE, [_notice(number)])
+        source, notice = await accused.next()
+        accused.note_failed(source, notice)
+    accused.heard(ONE, [_notice(100)])
+    assert not accused._waiting
+    accused.heard(OTHER, [_notice(100)])
+    assert accused._waiting, "the same accusation of another is looked at"

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import MAX_EVENTS
 from coordinator.presence.presence import LIVE_S, PeerEntry
+from coordinator.progress.heldout_core import WHOLE
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook
 from coordinator.progress.run_view import MissingCommits, RunPicture, TimedRound
@@ -202,3 +204,17 @@ def test_an_event_has_the_chosen_name_after_the_peers_own() -> None:
     assert reported(picture(), replace(picture(), peers={C: entry}))[-1:] == [
         ("peer", f"{peer_name(C)} ({peer_name(B)}) came")
     ]
+
+
+def test_a_rise_of_the_held_out_loss_beyond_its_noise_and_its_end_are_told_once_each() -> None:
+    def curve(*nats: float) -> RunPicture:
+        losses = [*(3.0 - 0.01 * number for number in range(12)), *nats]
+        return replace(picture(), loss_points=[LossPoint(WHOLE, n, n, value, "") for n, value in enumerate(losses, 1)])
+
+    assert reported(curve(), curve(9.0)) == []
+    ((kind, text),) = reported(curve(9.0), curve(9.0, 9.5))
+    assert kind == "trouble"
+    assert text.startswith("held-out loss rose from 2.89 at round 12 to 9.5 at round 14; noise explains up to ")
+    assert reported(curve(9.0, 9.5), curve(9.0, 9.5, 9.7)) == []
+    ((kind, text),) = reported(curve(9.0, 9.5), curve(9.0, 9.5, 2.9))
+    assert (kind, text) == ("run", "the held-out loss is no worse than noise explains again")

@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from averaging.notices.conditions import NoticeBook
+from coordinator.ledger.ledger import LossPoint
+from coordinator.progress.heldout_core import WHOLE
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_view import RunPicture
 from coordinator.status.host_notices import NO_ROUND_AFTER_S, HostConditions
+from protocol.identity.names import peer_name
 from tests.browser.runs import NOW_S, moment
 from tests.coordinator.progress.test_run_view import picture
 
@@ -63,3 +66,15 @@ def test_bans_and_the_end_are_told_if_they_come_while_the_host_is_up() -> None:
 def test_branches_and_a_full_disk_are_told() -> None:
     seen = replace(_training(), num_forks=1)
     assert _events(HostConditions(60.0), seen, NOW_S, "the disk is full") == ["disk_full", "branches"]
+
+
+def test_a_held_out_loss_that_rises_beyond_its_noise_is_told_with_who_was_in_the_rounds() -> None:
+    seen = _training()
+    last = seen.rounds[-1].row
+    before = [LossPoint(WHOLE, last.index - 12 + number, number, 3.0 - 0.01 * number, "") for number in range(11)]
+    worse = [LossPoint(WHOLE, index, 100, 9.0, "") for index in (last.index - 1, last.index)]
+    assert _events(HostConditions(60.0), replace(seen, loss_points=(*before, *worse[:1])), NOW_S) == []
+    (found,) = HostConditions(60.0).of(replace(seen, loss_points=(*before, *worse)), NOW_S)
+    assert (found.event, found.mark) == ("loss_rose", last.index - 2)
+    assert f"rose from 2.9 at round {last.index - 2} to 9 at round {last.index}" in found.text
+    assert f"; in all of these rounds were {peer_name(sorted(last.members)[0])}" in found.text

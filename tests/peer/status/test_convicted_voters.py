@@ -3,7 +3,13 @@ from __future__ import annotations
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging.rounds.lineage.round_reports import RoundReason, SumConvicted, VoterConvicted
+from averaging.rounds.lineage.round_reports import (
+    RoundReason,
+    SumConvicted,
+    SumNotShown,
+    SumsAudited,
+    VoterConvicted,
+)
 from peer.status.convicted_voters import MAX_CONVICTED, ConvictedVoters
 from peer.status.status_board import StatusBoard
 from peer.status.status_of import Sources, status_of
@@ -86,6 +92,14 @@ def test_a_reducer_of_a_false_sum_is_expelled_and_told_of_as_a_voter_is() -> Non
     assert [notice.reducer for notice in brought.false_sums] == [LIAR]
     convicted.host_has(brought)
     assert convicted.next_for_host == NO_PROOFS
+
+
+def test_audits_are_counted_and_convict_nobody() -> None:
+    convicted = ConvictedVoters(ME)
+    for report in (SumsAudited(3, 1000), SumsAudited(1, 10, 1), SumNotShown(LIAR, "nobody showed it")):
+        assert not convicted.take(report)
+    assert (convicted.num_audited, convicted.audited_bytes, convicted.num_not_shown) == (4, 1010, 1)
+    assert convicted.sentence == ""
 
 
 def test_both_kinds_of_proofs_fit_into_one_report() -> None:

@@ -60,7 +60,7 @@ class Summed:
         part = SliceRecord(
             what.first_chunk, what.stop_chunk, REDUCER.peer_id, what.result_hash, (), seal=sealed_by(REDUCER, what)
         )
-        return proof_of(collected, part, b"".join(chunks), self.check.means.result_codec, GRID)
+        return proof_of(collected, part, [leaf_hash(each) for each in chunks])
 
 
 def with_one_wrong(chunks: tuple[bytes, ...], codec: Codec, chunk: int = CHUNK) -> tuple[bytes, ...]:

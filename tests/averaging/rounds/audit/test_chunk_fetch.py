@@ -30,7 +30,7 @@ def _all_shown(world: Summed) -> list[ShownChunk]:
 
 
 async def _asked(world: Summed, answers: Mapping[PeerId, Sequence[bytes]]) -> tuple[Collecting, list[PeerId]]:
-    """What an auditor has after it asked; these peers answer with these frames, whatever is asked."""
+    """An auditor after it asked; these peers answer with these frames, whatever they are asked for."""
     collecting, asked = _collecting(world), list[PeerId]()
     async with trio.open_nursery() as nursery:
         swarm = MemorySwarm(nursery, random.Random(1), LinkSpeed(0.01, 10_000_000.0))

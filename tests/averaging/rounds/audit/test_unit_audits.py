@@ -83,3 +83,21 @@ async def test_where_nobody_lies_audits_find_nothing_and_nobody_is_accused(
             assert life.service.state.barred.expelled == frozenset()
             assert of_kind(SumConvicted, life.reported) == []
             assert of_kind(SumNotShown, life.reported) == []
+
+
+async def test_a_peer_that_starts_again_knows_the_liar_from_its_own_disk(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liars = set[PeerId]()
+    _with_false_sums(monkeypatch, liars.__contains__)
+    async with open_world(3) as world, trio.open_nursery() as nursery:
+        lives = [await live(world, nursery, party, sums=ALL) for party in world.parties]
+        liar, honest = lives[1].party.peer, lives[0]
+        liars.add(liar)
+        await until(lambda: liar in honest.service.state.barred.expelled, 600.0)
+        for life in lives:
+            life.scope.cancel()
+        honest.party.boot()
+        again = await live(world, nursery, honest.party, sums=ALL)
+        await until(lambda: liar in again.service.state.barred.expelled, 5.0)
+        nursery.cancel_scope.cancel()

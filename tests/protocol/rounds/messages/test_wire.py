@@ -103,8 +103,8 @@ MESSAGES = [
     m.Ack(UNIT, BASE, BALLOT, BASE, before=rec.Ballot(1, B), before_commit=CommitId(b"e" * 32), version=1),
     m.Ack(UNIT, BASE, BALLOT, BASE, lone=True, version=1),
     m.DoubleVote(UNIT, b"one ack", b"another"),
-    m.FalseSum(UNIT, BASE, PeerId("liar"), Root(b"r" * 32), b"p" * 32),
     m.Committed(UNIT, m.Certificate(encode_record(RECORD), (b"ack2",), (b"leave",), b"ack", (bytes(114), b"v" * 114))),
+    m.FalseSum(UNIT, BASE, PeerId("liar"), Root(b"r" * 32), b"p" * 32),
 ]
 FETCHES = [
     r.FetchResult(UNIT, BASE, 0, 3, ROOT),
