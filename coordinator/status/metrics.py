@@ -53,8 +53,8 @@ NO_REACH: Final = Reach()
 @dataclass(frozen=True, slots=True)
 class Moment:
     """One snapshot: the picture, the counters, the time (monotonic, s), the free space on the host's disk, None if unknown, the past,
-    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the run's tasks. `push`:
-    of checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
+    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the tasks. `push`: of
+    checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
     """
 
     picture: RunPicture

@@ -15,7 +15,7 @@ MOST_KNOWN: Final = 4096
 """Peers whose allowance is remembered. Of more those are forgotten that have most left."""
 
 
-_ROUNDING_BYTES: Final = 1.0
+_ROUNDING_BYTES: Final = 0.5
 
 
 class ByteQuota:
