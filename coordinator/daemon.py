@@ -6,7 +6,7 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,11 +58,14 @@ from coordinator.helper.supervisor import keep_helper
 from coordinator.host_view import (
     HostDaemon,
     Say,
+    data_quota,
     direct_options,
     followed_checkpoints,
     greet,
     helper_context,
     is_over,
+    leaders_now,
+    listed,
     newest_events,
     note_events,
     noticed,
@@ -70,13 +73,14 @@ from coordinator.host_view import (
     opened_history,
     opened_scores,
     public_source,
+    pusher_of,
     shown_view,
 )
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.tracker import RunTracker, TrackedRun
-from coordinator.push.pusher import SCRATCH_FOLDER, Pusher
+from coordinator.push.pusher import Pusher
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
@@ -88,6 +92,7 @@ from coordinator.run.run_files import (
 )
 from coordinator.run.start_command import StartCommand, closing_words, remember_command
 from coordinator.scores.score_files import SCORES_NAME, keep_score_files
+from coordinator.status.card_list import CardList
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
 from coordinator.status.metrics import Counts, Moment
@@ -113,6 +118,7 @@ if TYPE_CHECKING:
     from coordinator.experts.unit_keeper import UnitKeeper
     from coordinator.ledger.work_keeper import WorkKeeper
     from coordinator.policy.config import HostConfig
+    from coordinator.status.leaders import Leader
 
 _log = structlog.get_logger()
 
@@ -213,9 +219,10 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
         _open_rpc(host, thread, addresses, node, door) as server,
         trio.open_nursery() as services,
     ):
-        pusher = _pusher(host)
-        look = partial(_look, host, node, server, pusher)
-        source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page)
+        pusher = pusher_of(host)
+        look = partial(_look, host, node, server, pusher, partial(leaders_now, host, door, work_days))
+        cards = CardList(host.clock.unix_s) if config.keep_list else None
+        source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page, cards=cards)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
@@ -241,6 +248,9 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
                     work.start_soon(keep_score_files, host.scores, host.tracker, checkpoints, run_id_hex, host.offload)
                     if pusher is not None:
                         work.start_soon(pusher.run)
+                    if door is not None and config.list_at:
+                        reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
+                        work.start_soon(listed, host, reach)
                     if config.helper:
                         reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
                         work.start_soon(keep_helper, helper_context(host, addresses, reach, say))
@@ -298,7 +308,7 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
         return await host.offload.run(lambda: cache.read(shard_hash.hex()))
 
     async with open_libp2p_network(thread, options, peer_id, unix_s=host.clock.unix_s) as network:
-        network.serve_streams(SHARD_CHANNEL, serve_shards(read_shard, is_admitted))
+        network.serve_streams(SHARD_CHANNEL, serve_shards(read_shard, is_admitted, data_quota(host).takes))
         yield network
 
 
@@ -328,19 +338,13 @@ async def _open_rpc(
         yield server
 
 
-def _pusher(host: HostDaemon) -> Pusher | None:
-    """The pusher of checkpoints, if the host asked for one."""
-    if not host.run.push:
-        return None
-    from coordinator.push.push import push_checkpoint, push_scores  # imports torch
-
-    folder = host.run.folder.absolute()
-    newest, scratch = partial(followed_checkpoints, host.tracker), folder / SCRATCH_FOLDER
-    place = (newest, folder / CHECKPOINT_FOLDER, scratch, host.clock)
-    return Pusher(host.run.push, *place, push_checkpoint, push_scores, SCORES_NAME)
-
-
-def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | None) -> Moment:
+def _look(
+    host: HostDaemon,
+    node: _Node,
+    server: RpcServer,
+    pusher: Pusher | None,
+    leaders: Callable[[], Sequence[Leader]],
+) -> Moment:
     traffic = node.traffic()
     counts = Counts(
         calls=tuple((name, outcome, count) for (name, outcome), count in sorted(server.answered.items())),
@@ -354,7 +358,8 @@ def _look(host: HostDaemon, node: _Node, server: RpcServer, pusher: Pusher | Non
     now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
     disk, scores, push = host.disk, host.scores.curves(), pusher.state if pusher is not None else None
     picture, energy = host.tracker.picture(), host.tracker.energy.sums()
-    return Moment(picture, counts, now_s, disk.room, disk.sentence(now_s), past, reach, scores, push, energy)
+    trouble = disk.sentence(now_s)
+    return Moment(picture, counts, now_s, disk.room, trouble, past, reach, scores, push, energy, leaders())
 
 
 async def _tick(host: HostDaemon, work_days: WorkKeeper | None) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from averaging.data.shards import ShardCache
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
+from averaging.network.pacing.byte_quota import ByteQuota
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
@@ -33,6 +34,7 @@ from coordinator.admission.invites import (
     remember_reach,
 )
 from coordinator.admission.open_door import OpenDoor, door_rules, standing_rules
+from coordinator.admission.own_card import card_of, keep_listed
 from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
@@ -42,12 +44,14 @@ from coordinator.ledger.ledger import CheckpointRow, Ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.ledger.work_keeper import WorkKeeper
+from coordinator.policy.door import DAY_S
 from coordinator.progress.chain_log import followed
 from coordinator.progress.links.known_links import NOTHING_FOLLOWED
 from coordinator.progress.run_core import Phase
 from coordinator.progress.run_events import EventBook, RunEvent, event_row
 from coordinator.progress.run_view import hidden_peers
 from coordinator.progress.tracker import RunTracker
+from coordinator.push.pusher import SCRATCH_FOLDER, Pusher
 from coordinator.run.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
@@ -55,8 +59,10 @@ from coordinator.run.run_files import (
     RunTokenizer,
 )
 from coordinator.run.start_command import StartCommand
+from coordinator.scores.score_files import SCORES_NAME
 from coordinator.scores.task_scores import TaskScores, decoder_of, scored_tasks
 from coordinator.status.host_notices import HostConditions
+from coordinator.status.leaders import Leader, leaders_of
 from coordinator.status.model_downloads import EXPORT_FOLDER, ModelDownloads
 from coordinator.status.screen import NEW_EVENTS, HostView, host_view
 from coordinator.status.status_page import RunSource
@@ -64,13 +70,16 @@ from protocol.identity.credential import BACKDATE_S
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import UnitName
+from protocol.ids import PeerId, UnitName
 
 if TYPE_CHECKING:
     from coordinator.policy.config import HostConfig
 
 
 Say = Callable[[str], None]
+
+DATA_SETS_A_DAY: Final = 2
+"""A stranger that lost its disk may fetch its text again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +280,16 @@ def direct_options(host: HostDaemon, addresses: HostAddresses) -> DirectOptions:
     )
 
 
+def data_quota(host: HostDaemon) -> ByteQuota:
+    """How much of the data set strangers and members may fetch from the host in a day."""
+    num_bytes = sum(entry.num_bytes for entry in host.run.dataset.files)
+
+    def is_limited(peer: PeerId) -> bool:
+        return not host.tracker.has_vote(peer)
+
+    return ByteQuota(DATA_SETS_A_DAY * num_bytes, DAY_S, is_limited, host.clock.monotonic_s)
+
+
 async def opened_door(host: HostDaemon) -> tuple[OpenDoor | None, WorkKeeper | None]:
     """The door of an open run, and the count of work by days; None in a run by invite.
 
@@ -288,3 +307,29 @@ async def opened_door(host: HostDaemon) -> tuple[OpenDoor | None, WorkKeeper | N
     await work_days.restore()
     host.tracker.has_vote = door.has_vote
     return door, work_days
+
+
+def leaders_now(host: HostDaemon, door: OpenDoor | None, work_days: WorkKeeper | None) -> Sequence[Leader]:
+    """The leaderboard of an open run; empty in a run by invite."""
+    if door is None or work_days is None:
+        return ()
+    return leaders_of(work_days.days, host.memory.past.chosen, door.juniors)
+
+
+async def listed(host: HostDaemon, reach: InviteAddresses) -> None:
+    """Keep the run's card at the list that the owner names, until cancelled."""
+    run, line = host.run, open_line(host.run, reach)
+    make = partial(card_of, run, host.tracker, line)
+    await keep_listed(make, host.held.identity, run.manifest.run_id, host.config.list_at, host.clock, host.offload)
+
+
+def pusher_of(host: HostDaemon) -> Pusher | None:
+    """The pusher of checkpoints, if the host asked for one."""
+    if not host.run.push:
+        return None
+    from coordinator.push.push import push_checkpoint, push_scores  # imports torch
+
+    folder = host.run.folder.absolute()
+    newest, scratch = partial(followed_checkpoints, host.tracker), folder / SCRATCH_FOLDER
+    place = (newest, folder / CHECKPOINT_FOLDER, scratch, host.clock)
+    return Pusher(host.run.push, *place, push_checkpoint, push_scores, SCORES_NAME)

@@ -11,6 +11,7 @@ import typer
 
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
+from peer.finding.find_command import add_find_command
 from peer.forecast.plan_command import add_plan_command
 from peer.profile.profile_command import add_profile_command
 from peer.service_commands import LocalHost, add_service_commands
@@ -48,6 +49,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: C
     app.command("generate", epilog=examples(*generating))(_generate_command(open_checkpoint))
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
+    add_find_command(app, _PANEL)
     add_plan_command(app)
     add_profile_command(app)
 

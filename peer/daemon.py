@@ -80,7 +80,7 @@ from peer.session.notices import notices_of
 from peer.session.own_process import own_process
 from peer.session.reducing import reduce_for_others
 from peer.session.run_layout import trainer_on_cards
-from peer.session.session import JoinedSession, PeerSession, SequenceNumbers, upkeep_of
+from peer.session.session import JoinedSession, PeerSession, SequenceNumbers, data_quota, upkeep_of
 from peer.session.start_record import StartSearch
 from peer.settings.config import PeerConfig
 from peer.status.local_view import LOG_NAME
@@ -283,7 +283,8 @@ async def _train(joined: JoinedSession) -> None:
     """Fetch the data for training, find the run's newest state, then train and average."""
     life, membership = joined.life, joined.membership
     cache = _cache(life)
-    joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(read_cached, cache), joined.roster.is_member))
+    read, quota = partial(read_cached, cache), data_quota(joined)
+    joined.network.serve_streams(SHARD_CHANNEL, serve_shards(read, joined.roster.is_member, quota.takes))
     async with trio.open_nursery() as nursery:
         if life.config.reduce_only:
             life.board.say(HELPING, "reducing for peers to which nobody can connect")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
@@ -48,14 +49,23 @@ IsMember = Callable[["PeerId"], Awaitable[bool]]
 """Whether a peer may take part in the run."""
 
 
+Takes = Callable[["PeerId", int], bool]
+"""Whether a peer may have so many bytes more (averaging/network/pacing/byte_quota.py)."""
+
+
+def nobody_is_limited(_peer: PeerId, _num_bytes: int) -> bool:
+    """The rule of a donor without a quota."""
+    return True
+
+
 async def read_cached(cache: ShardCache, shard_hash: bytes) -> bytes | None:
     """The shard of this hash from a peer's own cache; None if it is not there."""
     return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
 
 
-def serve_shards(read_shard: ReadShard, is_member: IsMember) -> StreamHandler:
+def serve_shards(read_shard: ReadShard, is_member: IsMember, takes: Takes = nobody_is_limited) -> StreamHandler:
     """A handler for SHARD_CHANNEL that serves shards from `read_shard` to members, up to MAX_SERVED at a time, each within a
-    deadline.
+    deadline. `takes` says whether a peer may have so many bytes more.
     """
     places = CallLimiter(MAX_SERVED_EACH, MAX_SERVED)
 
@@ -73,16 +83,18 @@ def serve_shards(read_shard: ReadShard, is_member: IsMember) -> StreamHandler:
             if not places.enter(peer):
                 raise TemporaryError(f"more than {MAX_SERVED} shards at once", "a free place", "ask again later")
             try:
-                await _send(stream, request, read_shard)
+                await _send(stream, request, read_shard, partial(takes, peer))
             finally:
                 places.leave(peer)
 
     return serve
 
 
-async def _send(stream: Stream, shard_hash: bytes, read_shard: ReadShard) -> None:
+async def _send(stream: Stream, shard_hash: bytes, read_shard: ReadShard, takes: Callable[[int], bool]) -> None:
     with trio.move_on_after(SERVE_BASE_S) as scope:
         data = await read_shard(shard_hash)
+        if data is not None and not takes(len(data)):
+            raise TemporaryError("more of the data set than a stranger gets in a day", "less", "ask another peer")
         scope.deadline += len(data or b"") / SLOWEST_BYTES_PER_S
         await stream.send_frame(_LENGTH.pack(NOT_HERE if data is None else len(data)))
         view = memoryview(data or b"")

@@ -20,6 +20,7 @@ from averaging.rounds.audit.unit_audits import UnitAudits
 from averaging.rounds.exchange.exchange_driver import ExchangeDriver
 from averaging.rounds.fetching.gather_results import ExchangeView, Gatherer
 from averaging.rounds.fetching.served_meanwhile import transfer_service
+from averaging.rounds.fetching.state_quota import StateQuota
 from averaging.rounds.fetching.state_repair import Healer
 from averaging.rounds.lineage.round_context import Peerwide, RoundContext, Tasks
 from averaging.rounds.lineage.round_reports import RoundReason, VoterConvicted
@@ -131,6 +132,7 @@ class RoundService:
             chain, tools, self._gatherer, self._trainer_updates, self.tell, peer, lambda: self.state
         )
         self._transfer = transfer_service(chain)
+        self._quota = StateQuota(chain.tools.grid, tools)
         self._transfer.asked = lambda: self._tasks.spawn(self._lineages.keep_asked)
         self._name = peer_name(config.me.peer)
         self.carry = driver.carry
@@ -486,6 +488,8 @@ class RoundService:
         """Serve a peer that asks for our data."""
         if isinstance(request, FetchState | FetchHashes) and not self.chain.is_sound:
             return  # an empty end: the peer asks another one, and no generation is pinned for it
+        if not self._quota.takes(sender, request):
+            return  # as above: a stranger had its share of states here
         if not await self._audits.serve(request, stream):
             await self._transfer.serve(sender, request, stream)
 

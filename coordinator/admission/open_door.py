@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from averaging.network.pacing.byte_quota import ByteQuota
 from coordinator.ledger.juniors import admit_junior, door_facts, junior_of, juniors, renew_junior, work_days
 from coordinator.ledger.ledger import Applicant, Ledger
 from coordinator.policy.admission import AdmissionDecision, Verdict
@@ -26,7 +27,7 @@ from coordinator.policy.door import (
     may_check,
 )
 from coordinator.policy.standing_core import StandingRules, standing_after
-from protocol.errors import RefusedError
+from protocol.errors import RefusedError, TemporaryError
 from protocol.identity.credential import CredentialRequest
 from protocol.identity.identity import public_key_from_peer_id
 from protocol.identity.names import peer_name
@@ -44,6 +45,13 @@ _log = structlog.get_logger()
 
 _CHECK_COST_S: Final = 0.02
 """Virtual time of one check."""
+
+QUESTIONS: Final = 20
+QUESTIONS_PER_S: Final = 5.0
+"""Descriptions of the run that strangers get: so many at once, and so many in a second. One of a large data set has megabytes."""
+
+_ANYBODY: Final = PeerId("")
+"""Strangers have one allowance together: before admission a name costs nothing."""
 
 _LONG_INTERVALS: Final = 4
 """A first credential lasts at least so many of the longest intervals: a newcomer needs some rounds to be counted in one."""
@@ -91,6 +99,7 @@ class OpenDoor:
         self._offload = offload
         self._secret = secrets.token_bytes(32)
         self._checks = CheckState(at_s=clock.monotonic_s())
+        self._questions = ByteQuota(QUESTIONS, QUESTIONS / QUESTIONS_PER_S, lambda _: True, clock.monotonic_s)
         self._one = trio.Lock()
         self._juniors: Mapping[PeerId, PeerStanding] = {}
 
@@ -116,6 +125,11 @@ class OpenDoor:
         nonce, now_unix_s = secrets.token_bytes(NONCE_BYTES), self._clock.unix_s()
         bits = self._rules.puzzle_bits
         return make_challenge(self._secret, self._run_id, public_key, bits=bits, nonce=nonce, now_unix_s=now_unix_s)
+
+    def require_calm(self) -> None:
+        """Raise TemporaryError where strangers ask too often what the run is."""
+        if not self._questions.takes(_ANYBODY, 1):
+            raise TemporaryError("a crowd at the door", "a free moment", "try again in some seconds")
 
     async def enter(self, asked: CredentialRequest, answered: bytes, number: int, caller_host: str) -> bytes:
         """The credential of a stranger that solved its puzzle. `answered`: the challenge. `number`: its answer.

@@ -321,8 +321,14 @@ class CoordinatorService:
         )
 
     async def describe(self, request: bytes) -> bytes:
-        """The run's manifest and dataset, for a caller that may take part. Raises as `report`, and as an invite is refused."""
-        await self._allow_probe(parse(pb.DescribeRequest, request, MAX_REQUEST_BYTES))
+        """The run's manifest and dataset, for a caller that may take part; for anybody in an open run, at a bounded rate. Raises as
+        `report`, as an invite is refused, and as `OpenDoor.require_calm`.
+        """
+        body = parse(pb.DescribeRequest, request, MAX_REQUEST_BYTES)
+        if self._door is not None and not body.invite_secret:
+            self._door.require_calm()
+        else:
+            await self._allow_probe(body)
         return pb.DescribeReply(manifest=self._run.signed_manifest, dataset=self._run.dataset).SerializeToString()
 
     async def dial_back(self, request: bytes, caller_host: str) -> bytes:

@@ -5,11 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from averaging.host.settings import DaemonSettings, HostName, ListenHost, NotifyUrl, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
+from averaging.open_runs.card_lists import unfit_list_url
 from averaging.system.usual_folders import state_root
+
+
+def _check_list_url(text: str) -> str:
+    if expected := unfit_list_url(text) if text else "":
+        raise PydanticCustomError("list_url", "{expected}", {"expected": expected})
+    return text
+
+
+ListUrl = Annotated[str, AfterValidator(_check_list_url)]
+"""The address of a list of open runs; empty for none."""
 
 
 class HostConfig(DaemonSettings):
@@ -65,6 +77,13 @@ class HostConfig(DaemonSettings):
     """Admit strangers by a line without a secret, which may be published. The same as open = true in [admission] of run.toml; a run
     stays as it was opened.
     """
+
+    list_at: ListUrl = ""
+    """Address of a list of open runs to which this host brings its card: name, size, progress and the open line. Nowhere if not given.
+    """
+
+    keep_list: bool = False
+    """Keep a list of open runs at this host's pages, to which any host may bring its card. `potluck find` reads it."""
 
     invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
     """How many peers the invite that is printed at the start admits."""

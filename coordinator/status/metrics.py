@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -52,9 +52,9 @@ NO_REACH: Final = Reach()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One snapshot: the picture, the counters, the time in monotonic seconds, the free space on the host's disk, None if unknown, the
-    run's past, and whether its peers can meet. `trouble` is a problem of the host's machine in one sentence, empty for none. `scores`
-    are the curves of the run's tasks. `push` tells of pushes of checkpoints, None where there are none. `energy` is of all peers.
+    """One snapshot: the picture, the counters, the time (monotonic, s), the free space on the host's disk, None if unknown, the past,
+    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the tasks. `push`: of
+    checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
     """
 
     picture: RunPicture
@@ -67,6 +67,7 @@ class Moment:
     scores: Sequence[TaskCurve] = ()
     push: PushState | None = None
     energy: EnergySums = NO_ENERGY
+    leaders: Sequence[Mapping[str, object]] = ()
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

@@ -24,9 +24,11 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
+from averaging.open_runs.card_lists import CARDS_PATH
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import PEERS_A_PAGE, Json, now_json, public_json, status_json
 from coordinator.scores.score_core import curve_json, num_scores
+from coordinator.status.card_list import CardList
 from coordinator.status.event_stream import STILL_HERE, EventStream, event_of
 from coordinator.status.metrics import Moment, render_metrics
 from coordinator.status.model_downloads import ModelDownloads
@@ -67,6 +69,7 @@ class RunSource:
         verify: recompute the hashes of the checkpoint in this folder; returns one sentence, or raises PotluckError.
         downloads: the newest model's files, for the public view; None if the host gives none.
         page: the host's words about the run.
+        cards: the list of open runs that the host keeps; None if it keeps none.
     """
 
     snapshot: Callable[[], Moment]
@@ -74,6 +77,7 @@ class RunSource:
     verify: Callable[[Path], str]
     downloads: ModelDownloads | None = None
     page: PageSection = NO_WORDS
+    cards: CardList | None = None
 
 
 @dataclass
@@ -135,6 +139,7 @@ class _Pages:
             "page": self.source.page.as_json(),
             "view": "public" if self.is_public else "host",
             "energy": moment.energy.json(),
+            "leaders": list(moment.leaders),
             "gives_model": self.is_public and self.source.downloads is not None,
         }
         push = moment.push.as_json(moment.now_s) if moment.push is not None else None
@@ -277,6 +282,8 @@ def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
         # Always ready: pages are served only after peers can be admitted.
         Route("/readyz", _health),
     ]
+    if source.cards is not None:
+        routes.append(Route(CARDS_PATH, source.cards.answer, methods=["GET", "POST"]))
     if not is_public:
         # Not on the public page: recomputing hashes costs processor time, files cost upload without a limit, and metrics describe
         # the host's machine.

@@ -89,6 +89,7 @@ def _invite_lines(invite: Invite) -> list[str]:
     until = (
         f"good for another {duration(left_s)}" if left_s > 0 else f"expired {duration(-left_s)} ago: ask for another"
     )
+    until = "open to anybody" if invite.is_open else until
     return [
         f"  invite to run {invite.run_id[:4].hex()}, {until}",
         f"  host at {', '.join(printable(address) for address in invite.coordinator_addresses)}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from averaging.network.pacing.byte_quota import ByteQuota
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
@@ -26,11 +27,17 @@ from protocol.identity.envelope import first_sequence, seal
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import HeldIdentity
 from protocol.identity.invite import Invite
+from protocol.identity.standing import PeerStanding
 from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import PeerId
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.messages import Member
 
 MESSAGE_LIFE_S: Final = 120.0
+DATA_SETS_A_DAY: Final = 2
+"""A stranger that lost its disk may fetch its text again."""
+
+DAY_S: Final = 86_400.0
 
 
 class SequenceNumbers:
@@ -105,6 +112,16 @@ class JoinedSession:
     def verifier(self) -> Ed25519Verifier:
         """Checks signatures, and who was admitted by the run's authority."""
         return Ed25519Verifier(self.life.invite.ca_certificate_der)
+
+
+def data_quota(joined: JoinedSession) -> ByteQuota:
+    """How much of the data set strangers may fetch from this peer in a day."""
+
+    def is_stranger(peer: PeerId) -> bool:
+        return joined.roster.standings.get(peer) is PeerStanding.STRANGER
+
+    num_bytes = sum(entry.num_bytes for entry in joined.membership.dataset.files)
+    return ByteQuota(DATA_SETS_A_DAY * num_bytes, DAY_S, is_stranger, joined.life.clock.monotonic_s)
 
 
 def upkeep_of(joined: JoinedSession) -> MembershipUpkeep:

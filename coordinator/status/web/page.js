@@ -205,6 +205,7 @@ const isFound = p => [p.name, p.nickname || "", p.team || "", p.peer].some(text 
 const reach = p => p.outbound_only == null ? "" : p.outbound_only ? "others cannot connect" : "open";
 
 function peers() {
+  leaders();
   teams();
   if (isPaged()) { askPeers(); return; }
   // Contributors that are away come with the whole status, once a round. One that has come back since is among those that are here.
@@ -234,6 +235,17 @@ function peerRows(rows) {
       p.loss == null ? "" : bits(p.loss).toFixed(3), reach(p), p.version, p.bytes_up == null ? "" : inBytes(p.bytes_up),
       p.bytes_down == null ? "" : inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), p.last_seen_s == null ? "" : span(p.last_seen_s),
       p.state_root.slice(0, 8)];
+  }));
+}
+
+// Of an open run. Nicknames and teams are words of strangers: written as text, and apart from the peer's own name.
+function leaders() {
+  const rows = full.leaders || [];
+  el("leaders").parentElement.parentElement.hidden = !rows.length;
+  table("leaders", [["peer"], ["team", "x"], ["standing"], ["counted", "n"], ["kept", "n"], ["days", "n"]], rows.map(l => {
+    const who = make("span", l.name);
+    if (l.nickname) who.append(" (", make("bdi", l.nickname), ")");
+    return [who, make("bdi", l.team), l.standing, big(l.tokens), `${l.kept_percent.toFixed(0)}%`, String(l.num_days)];
   }));
 }
 

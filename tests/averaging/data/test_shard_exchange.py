@@ -20,8 +20,9 @@ from averaging.data.shard_exchange import (
     serve_shards,
 )
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.pacing.byte_quota import ByteQuota
 from averaging.network.seams.interfaces import Stream
-from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TemporaryError
+from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TemporaryError
 from protocol.ids import PeerId
 
 DATA = bytes(range(256)) * 10_000
@@ -170,3 +171,17 @@ async def test_places_are_bounded_for_each_peer_and_in_all_and_come_back(autojum
     assert outcomes.count("served") == MAX_SERVED
     await ask(PEER, 0.0)
     assert outcomes[-1] == "served"
+
+
+async def test_a_stranger_gets_no_more_of_the_data_set_than_its_quota(autojump_clock: object) -> None:
+    quota = ByteQuota(len(DATA), 86_400.0, lambda peer: peer == PEER, trio.current_time)
+
+    async def read(_hash: bytes) -> bytes | None:
+        return DATA
+
+    async with two_peers(serve_shards(read, everybody, quota.takes)) as network:
+        assert await fetch_shard(network, HOST, HASH, len(DATA), timeout_s=60) == DATA
+        with pytest.raises(PotluckError):
+            await fetch_shard(network, HOST, HASH, len(DATA), timeout_s=60)
+        await trio.sleep(86_400.0)
+        assert await fetch_shard(network, HOST, HASH, len(DATA), timeout_s=60) == DATA

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from coordinator.admission.open_door import QUESTIONS
 from coordinator.ledger.juniors import DayOfWork, add_work, juniors
 from coordinator.policy.door import DAY_S, PREFIX_PAUSE_S
 from coordinator.policy.standing_core import WorkDay
@@ -30,6 +31,7 @@ from protocol.identity.puzzle import Challenge, find_answer, read_challenge
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PROTOCOL_VERSION, CommitId, PeerId
 from protocol.pb import coordinator_pb2 as pb
+from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import PEERS, VERIFIER
 from tests.coordinator.host_world import RUN_TOML, UNIT, HostWorld, open_host
 
@@ -363,3 +365,23 @@ async def test_a_thousand_sybils_take_the_places_that_one_owner_has_and_a_keeper
         assert sum(refused.values()) == 994
         assert len(refused) == 3, "too many of one prefix, a crowd, and no place"
         assert host.door.has_vote(PEERS[0].peer_id)
+
+
+async def test_anybody_may_ask_what_an_open_run_is_and_not_too_often(tmp_path: Path, autojump_clock: object) -> None:
+    (stranger,) = _strangers(1)
+
+    async def described(host: HostWorld) -> bytes:
+        sealed = pb.Sealed.FromString(host.sealed(stranger, "potluck probe"))
+        request = pb.DescribeRequest(sealed=sealed).SerializeToString()
+        return pb.DescribeReply.FromString(await host.service.describe(request)).manifest
+
+    async with _host(tmp_path) as host:
+        for _ in range(QUESTIONS):
+            assert open_manifest(await described(host), verifier=VERIFIER, expected_run_id=host.run_id)
+        with pytest.raises(TemporaryError, match="a crowd at the door"):
+            await described(host)
+        await trio.sleep(1.0)
+        await described(host)
+    (tmp_path / "by invite").mkdir()
+    with open_host(tmp_path / "by invite") as host, pytest.raises(RefusedError, match="is not admitted"):
+        await described(host)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import trio
 import trio.testing
 
@@ -9,10 +10,12 @@ from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.directory import PeerRecord, Record, member_record_rule, seal_record
 from averaging.network.seams.interfaces import DirectoryEntry
-from peer.membership.credential_cache import VOTED_WITHIN_COMMITS, CredentialCache, recent_voters
+from peer.membership.credential_cache import VOTED_WITHIN_COMMITS, CredentialCache, known_standings, recent_voters
 from peer.membership.saved_membership import KEPT_ADDRESSES_EACH, KEPT_PEERS
+from protocol.errors import RefusedError
 from protocol.identity.credential import CertificateAuthority, make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Identity
+from protocol.identity.standing import ALL_KEEPERS, PeerStanding
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -28,10 +31,15 @@ ALICE, BOB, HOST = Identity(b"a" * 32), Identity(b"b" * 32), PeerId("host")
 Clock = trio.testing.MockClock
 
 
-def _credential(identity: Identity, authority: CertificateAuthority = CA, days: int = 30) -> bytes:
+def _credential(
+    identity: Identity,
+    authority: CertificateAuthority = CA,
+    days: int = 30,
+    standing: PeerStanding = PeerStanding.KEEPER,
+) -> bytes:
     request = make_request(identity, RUN, make_tls_key(), UNIX_S)
     opened = open_request(request, verifier=Ed25519Verifier(), run_id=RUN, now_unix_s=UNIX_S)
-    return authority.issue(opened, RUN, now_unix_s=UNIX_S, days=days, serial=1)
+    return authority.issue(opened, RUN, now_unix_s=UNIX_S, days=days, serial=1, standing=standing)
 
 
 def _roster(identity: Identity, credential: bytes) -> CredentialCache:
@@ -292,3 +300,26 @@ async def test_a_convicted_peer_is_as_a_banned_one_with_the_host_away_and_no_ban
     assert "banned" in rule(Record(BOB.peer_id, entry.value, entry.expires_unix_s), UNIX_S)
     roster.ban([HOST])
     assert roster.is_banned(BOB.peer_id), "the host's list does not take it back"
+
+
+async def test_standings_are_those_of_the_newest_credentials_and_keepers_are_not_among_them(
+    autojump_clock: Clock,
+) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    roster.take_records([_entry(BOB, _credential(BOB))])
+    assert known_standings(roster, ALICE.peer_id, CA.certificate_der) is ALL_KEEPERS
+    for standing in (PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER):
+        roster.take_records([_entry(BOB, _credential(BOB, standing=standing))])
+        expected = {} if standing is PeerStanding.KEEPER else {BOB.peer_id: standing}
+        found = roster.standings
+        assert {peer: each for peer, each in found.items() if each is not PeerStanding.KEEPER} == expected
+
+
+async def test_our_own_standing_is_that_of_our_newest_credential(autojump_clock: Clock) -> None:
+    roster = _roster(ALICE, _credential(ALICE, standing=PeerStanding.STRANGER))
+    assert known_standings(roster, ALICE.peer_id, CA.certificate_der) == {ALICE.peer_id: PeerStanding.STRANGER}
+    roster.show(_credential(ALICE, standing=PeerStanding.MEMBER))
+    assert known_standings(roster, ALICE.peer_id, CA.certificate_der) == {ALICE.peer_id: PeerStanding.MEMBER}
+    roster.show(_credential(ALICE, STRANGERS_CA))
+    with pytest.raises(RefusedError):
+        known_standings(roster, ALICE.peer_id, CA.certificate_der)

@@ -62,6 +62,7 @@ class Host:
 
     clock: VirtualClock
     is_away: bool = False
+    days: float = DAYS
     authority: CertificateAuthority = CA
     asked_days: list[float] = field(default_factory=list)
 
@@ -71,14 +72,14 @@ class Host:
         if self.is_away:
             raise UnreachableError("no coordinator answers", "a running one")
         opened = open_request(request, verifier=Ed25519Verifier(), run_id=RUN, now_unix_s=now_s)
-        return self.authority.issue(opened, RUN, now_unix_s=now_s, days=DAYS, serial=2)
+        return self.authority.issue(opened, RUN, now_unix_s=now_s, days=self.days, serial=2)
 
 
 @asynccontextmanager
 async def _upkeep(
     folder: Path, host: Host, start: Callable[[MembershipUpkeep], Awaitable[None]]
 ) -> AsyncIterator[MembershipUpkeep]:
-    first = await Host(host.clock).renew(make_request(ALICE, RUN, make_tls_key(), UNIX_S))
+    first = await Host(host.clock, days=host.days).renew(make_request(ALICE, RUN, make_tls_key(), UNIX_S))
     roster = CredentialCache(RUN, CA.certificate_der, PeerId("host"), first, Ed25519Verifier(), host.clock)
     save_membership(
         folder,
@@ -146,6 +147,23 @@ async def test_while_the_host_is_away_it_is_asked_once_an_hour_and_nothing_else_
         host.is_away = False
         await trio.sleep(RENEW_EVERY_S + 1)
         assert _days_left(upkeep.roster.own_credential, host.clock) > 2.8
+
+
+async def test_a_credential_of_an_hour_is_renewed_before_it_ends_though_the_host_is_away_for_a_while(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    host = Host(VirtualClock(UNIX_S), days=1 / 24)
+    async with _upkeep(tmp_path, host, lambda upkeep: upkeep.keep_credential(host.renew)) as upkeep:
+        first = upkeep.roster.own_credential
+        await trio.sleep(30 * 60)
+        assert upkeep.roster.own_credential == first
+        host.is_away = True
+        await trio.sleep(15 * 60)
+        assert len(host.asked_days) >= 1
+        host.is_away = False
+        upkeep.roster.host_was_heard()
+        await trio.sleep(AT_ONCE_S)
+        assert _days_left(upkeep.roster.own_credential, host.clock) > 0.04
 
 
 async def test_a_credential_that_is_no_good_is_not_taken(tmp_path: Path, autojump_clock: Clock) -> None:

@@ -142,3 +142,22 @@ def test_the_whole_line_that_the_host_prints_is_an_invite_with_its_command() -> 
     assert decode_invite(f"$ potluck join {INVITE.encode()}") == INVITE
     with pytest.raises(ConfigError, match="begins with"):
         decode_invite(f"potluck leave {INVITE.encode()}")
+
+
+def test_the_line_of_an_open_run_has_no_secret_no_end_and_another_beginning() -> None:
+    authority = make_ca(b"c" * 32, now_unix_s=1_700_000_000.0).certificate_der
+    line = Invite(("10.0.0.1:7000",), authority, RunId(b"r" * 32), b"", 0, ("/ip4/1.2.3.4",), 0, is_open=True)
+    text = line.encode()
+    assert text.startswith("potluck2:")
+    found = decode_invite(f"potluck join {text[:30]}\n {text[30:]}")
+    assert found == line
+    found.ensure_fresh(4_000_000_000)
+    assert len(text) < len(replace(line, secret=b"s" * 16, is_open=False).encode())
+
+
+def test_an_open_line_that_is_cut_off_or_an_invite_with_its_beginning_is_refused() -> None:
+    line = replace(INVITE, secret=b"", expires_unix_s=0, max_uses=0, is_open=True).encode()
+    with pytest.raises(ConfigError):
+        decode_invite(line[:-6])
+    with pytest.raises(ConfigError):
+        decode_invite(INVITE.encode().replace("potluck1:", "potluck2:"))

@@ -283,6 +283,7 @@ def compiled(trainer: LocalTrainer) -> Found:
     anchor_N = _loaded(trainer)
     calls: list[nn.Module] = []
 
+
 def carried(trainer: LocalTrainer) -> Found:
     """As `continued`, with moments that pass through one process which holds the whole model and nothing of the ranks' files."""
     anchor_N = _loaded(trainer)
@@ -305,7 +306,6 @@ def carried(trainer: LocalTrainer) -> Found:
     again.step()
     again.step()
     return {"update": _flat_update(again, anchor_N)}
-
 
     def run(layer: nn.Module, *given: torch.Tensor) -> torch.Tensor:
         calls.append(layer)

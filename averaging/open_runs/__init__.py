@@ -1,0 +1,1 @@
+"""Lists of open runs: asking one for cards, and bringing it one's own."""

@@ -1,0 +1,1 @@
+"""Finding open runs to join."""
