@@ -91,7 +91,7 @@ from coordinator.run.run_files import (
     start_units,
 )
 from coordinator.run.start_command import StartCommand, closing_words, remember_command
-from coordinator.scores.score_files import SCORES_NAME, keep_score_files
+from coordinator.scores.score_files import keep_score_files
 from coordinator.status.card_list import CardList
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME

@@ -29,13 +29,13 @@ from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage_driver import LineageDriver
 from averaging.rounds.named_peers import with_names
 from averaging.rounds.parting import PARTING_S, Parting
+from averaging.rounds.votes import logged_vote
 from protocol.errors import PotluckError, StorageError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId, UnitName, short
 from protocol.rounds import liveness
 from protocol.rounds import machine as core
 from protocol.rounds.events import (
-    AckLogged,
     Applied,
     BytesHeld,
     Event,
@@ -45,14 +45,12 @@ from protocol.rounds.events import (
     MessageArrived,
     PeersAnswered,
     Progressed,
-    PromiseLogged,
     RoundTicked,
     SpineMoved,
     SwitchFailed,
 )
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.messages import Committed, Heartbeat, Leave, RoundMessage, Settle
-from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.requests import ExchangeHello, FetchHashes, FetchRequest, FetchState
 from protocol.rounds.messages.wire import decode_record
 from protocol.rounds.orders import (
@@ -438,22 +436,12 @@ class RoundService:
 
     async def _vote(self, action: LogAck | LogPromise | LogLeave) -> None:
         """Write a vote to disk, in the order of the orders. A vote that cannot be written is never sent."""
-        log_ = self.chain.tools.log
-        logged: Event
-        match action:
-            case LogAck():
-                await log_.log_ack(action.base, action.ballot, action.record, lone=action.lone, leaves=action.leaves)
-                logged = AckLogged(action.base, action.ballot, action.commit)
-            case LogPromise():
-                await log_.log_promise(action.base, action.ballot)
-                logged = PromiseLogged(action.base, action.ballot)
-            case LogLeave():
-                try:
-                    await log_.log_promise(action.leave.base, Ballot(LAST_ATTEMPT, self.config.me.peer))
-                except StorageError:
-                    self._has_left.set()  # leave without a goodbye: the others find out by themselves
-                    raise
-                logged = LeaveLogged(action.leave)
+        try:
+            logged = await logged_vote(self.chain.tools.log, action, self.config.me.peer)
+        except StorageError:
+            if isinstance(action, LogLeave):
+                self._has_left.set()  # leave without a goodbye: the others find out by themselves
+            raise
         # the loop must not wait for itself
         self._tasks.spawn(self.tell, logged)
 
