@@ -60,6 +60,8 @@ class Facts:
             if entry.peer not in self.admitted:
                 return f"{entry.peer} was never admitted"
         for part in record.slices:
+            if not _sum(record, part).inputs:
+                return f"slice {part.first_chunk} counts nobody"
             if (part.reducer, encode_sum(_sum(record, part))) not in self.signed:
                 return f"{part.reducer} never summed slice {part.first_chunk} so"
             if part.reducer not in self.admitted:
@@ -164,6 +166,8 @@ def _roster(parent: ChainLink, record: CommitRecord, left: Collection[PeerId]) -
 
 
 def _attested(record: CommitRecord) -> str:
+    if {entry.attests for entry in record.contributors} != set(range(1, 1 + len(record.attestations))):
+        return "it has states that nobody attests, or contributors that attest none"
     pairs = Counter(record.attestations[entry.attests - 1] for entry in record.contributors)
     if record.attested is None or pairs[record.attested] < max(pairs.values()):
         return "it attests a state of few"
@@ -174,4 +178,6 @@ def _words(record: CommitRecord) -> str:
     omissions = [entry for part in record.slices for entry in part.omitted]
     if any(entry.reason or entry.code == OmissionCode.UNKNOWN for entry in omissions):
         return "it says in words why somebody is left out"
+    if any(len({entry.peer for entry in part.omitted}) < len(part.omitted) for part in record.slices):
+        return "it leaves somebody out twice"
     return ""

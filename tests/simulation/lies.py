@@ -20,7 +20,15 @@ from protocol.rounds.lineage.record_rules import (
     sum_of,
     weight_cap,
 )
-from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, cap_factor_of, rules_after
+from protocol.rounds.lineage.rule_numbers import (
+    CAP_FACTOR,
+    NEWEST,
+    SIGNED,
+    cap_factor_of,
+    rules_after,
+    rules_with,
+    version_of,
+)
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import Ack, Certificate
 from protocol.rounds.messages.record import (
@@ -279,6 +287,47 @@ def nothing_of_it_counted(record: CommitRecord, parent: ChainLink, gang: Gang) -
     return with_entry(replace(record, slices=parts), parent, twin)
 
 
+def older_rules(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    """As a release would write it that counts every goodbye."""
+    return replace(record, rules=SIGNED)
+
+
+def rules_of_nobody(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    return replace(record, rules=NEWEST + 1)
+
+
+def another_cap_of_the_run(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    return replace(record, rules=rules_with(version_of(record.rules), CAP_FACTOR + 1))
+
+
+def it_attests_nothing(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    me = gang.member.peer
+    entries = (replace(entry, attests=0) if entry.peer == me else entry for entry in record.contributors)
+    return replace(record, contributors=tuple(entries))
+
+
+def a_state_of_nobody(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    unused = Attestation(parent.commit, gang.any_root())
+    return replace(record, attestations=(*record.attestations, unused))
+
+
+def left_out_twice(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    first, *rest = record.slices
+    late = Omission(gang.someone_honest(parent), "", OmissionCode.LATE)
+    return replace(record, slices=(replace(first, omitted=(late, late)), *rest))
+
+
+def a_slice_of_nobody(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
+    """Its last chunk counts nobody."""
+    *before, last = record.slices
+    if last.stop_chunk - last.first_chunk < 2:
+        return record
+    cut = last.stop_chunk - 1
+    late = tuple(Omission(entry.peer, "", OmissionCode.LATE) for entry in record.contributors)
+    empty = replace(last, first_chunk=cut, omitted=late, result_hash=gang.any_root())
+    return credited(replace(record, slices=(*before, replace(last, stop_chunk=cut), empty)), parent)
+
+
 LONE_FLAWS: Final[dict[str, Flaw]] = {
     flaw.__name__: flaw
     for flaw in (
@@ -295,6 +344,13 @@ LONE_FLAWS: Final[dict[str, Flaw]] = {
         another_state,
         free_words,
         nothing_of_it_counted,
+        older_rules,
+        rules_of_nobody,
+        another_cap_of_the_run,
+        it_attests_nothing,
+        a_state_of_nobody,
+        left_out_twice,
+        a_slice_of_nobody,
     )
 }
 
@@ -405,5 +461,7 @@ LEADER_FLAWS: Final[dict[str, Flaw]] = {
         several_are_dropped,
         a_sum_of_a_stranger,
         more_tokens,
+        older_rules,
+        a_state_of_nobody,
     )
 }
