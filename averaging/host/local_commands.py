@@ -215,7 +215,7 @@ class LocalCommands:
         for name, text in entries.items():
             say(f"  {name}  {len(text):,} letters")
         write_zip(out, entries)
-        say(f"wrote {shown}; look into it before you send it to anybody")
+        say(f"wrote it to {shown}; look into it before you send it to anybody")
 
     def _found(self, state_dir: Path | None) -> list[tuple[LocalDaemon, Path]]:
         """The daemons that have a folder on this machine, each with its folder.

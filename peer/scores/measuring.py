@@ -17,6 +17,7 @@ from peer.scores.task_scoring import ScoringTools, TaskScoring
 from peer.session.build import read_anchors
 from peer.session.session import JoinedSession
 from peer.status.duties_core import EvaluationTurns
+from peer.status.health import OFFLINE_AFTER_S
 from peer.status.reporting import ExpertLosses, evaluate_commits
 from peer.training.peer_trainer import PeerTrainer
 from protocol.errors import RemoteProtocolError
@@ -42,7 +43,8 @@ async def measure_commits(
     scoring = TaskScoring(_tools(joined, chains, trainer, turns, cache), TimeBudget(trio.current_time()))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scoring.run, service, is_over)
-        await evaluate_commits(service, trainer, turns, life.board, is_over, read, losses)
+        silent = partial(_is_host_silent, joined)
+        await evaluate_commits(service, trainer, turns, life.board, is_over, read, losses, silent)
 
 
 async def _copied(chains: Sequence[UnitChain], commit: CommitId) -> list[torch.Tensor]:
@@ -84,6 +86,10 @@ def _tools(
         context_tokens=config.model.context_tokens,
         total_tokens=config.run.total_tokens,
     )
+
+
+def _is_host_silent(joined: JoinedSession) -> bool:
+    return joined.life.clock.unix_s() - joined.roster.host_heard_s > OFFLINE_AFTER_S
 
 
 def _is_heard(joined: JoinedSession, service: RoundService, peer: PeerId) -> bool:

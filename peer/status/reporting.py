@@ -70,6 +70,8 @@ MAX_HELDOUT_KEPT: Final = 32
 """Results that may wait for the host; a report has room for this many."""
 
 EVALUATE_WITHIN_S: Final = 120.0
+UNHEARD_WITHIN_S: Final = 30.0
+"""Instead, for the last commit of a run whose host is silent: it may not come back for the result, and the peer wants to end."""
 
 
 def left_behind(service: RoundService, known: Container[CommitId]) -> Mapping[CommitId, bytes]:
@@ -427,6 +429,7 @@ async def evaluate_commits(
     is_over: Callable[[], bool],
     read: ReadAt,
     experts: ExpertLosses | None = None,
+    is_host_silent: Callable[[], bool] = lambda: False,
 ) -> None:
     """Measure the held-out loss of the commits assigned to this peer, until the run is over and its last commit is measured. `read`
     gives the outer parameters of all units. In a run of experts one holder measures each expert.
@@ -437,7 +440,9 @@ async def evaluate_commits(
         if link.commit != done and state.head == link.commit:
             is_ours, ours = turns.is_commit_ours(link), experts.ours(link, turns) if experts is not None else ()
             if board.allowed.may_compute and (ours or (experts is None and is_ours)):
-                await _evaluate(trainer, partial(read, link.commit), ours, link, board, has_prose=is_ours)
+                within_s = UNHEARD_WITHIN_S if is_over() and is_host_silent() else EVALUATE_WITHIN_S
+                with trio.move_on_after(within_s):
+                    await _evaluate(trainer, partial(read, link.commit), ours, link, board, has_prose=is_ours)
             done = link.commit
         else:
             with trio.move_on_after(5.0):
@@ -455,7 +460,7 @@ async def _evaluate(
 ) -> None:
     try:
         span = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
-        with trio.move_on_after(EVALUATE_WITHIN_S), span:
+        with span:
             losses = await trainer.evaluate(read, experts, has_prose=has_prose)
             board.heldout.append(_result(link, losses, experts))
             del board.heldout[:-MAX_HELDOUT_KEPT]

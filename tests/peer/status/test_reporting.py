@@ -18,8 +18,10 @@ from peer.owner.controls_core import TrainingAllowance
 from peer.status.duties_core import NUM_BRINGERS, EvaluationTurns, is_bringer
 from peer.status.reporting import (
     CATCH_UP_EVERY_S,
+    EVALUATE_WITHIN_S,
     GIVE_WAY_S,
     REPORT_EVERY_S,
+    UNHEARD_WITHIN_S,
     ExpertLosses,
     Reporter,
     evaluate_commits,
@@ -750,6 +752,32 @@ async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the
     assert board.heldout[0].nats == 1.5
     spans = [(span.name, span.unit, span.round_index) for span in board.spans.newest()]
     assert spans == [("evaluate", "", ours.index), ("evaluate", "", last.index)]
+
+
+@pytest.mark.parametrize(("is_silent", "within_s"), [(True, UNHEARD_WITHIN_S), (False, EVALUATE_WITHIN_S)])
+async def test_last_commit_is_measured_for_a_shorter_time_while_the_host_is_silent(
+    is_silent: bool, within_s: float, autojump_clock: Clock
+) -> None:
+    class Slow(_Trainer):
+        async def evaluate(
+            self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
+        ) -> HeldoutLosses:
+            await trio.sleep_forever()
+            raise AssertionError
+
+    _, _, board = _reporter()
+    begun_s = trio.current_time()
+    await evaluate_commits(
+        _Service(_mine(1)),
+        Slow(),
+        TURNS,
+        board,
+        lambda: True,
+        _read,
+        is_host_silent=lambda: is_silent,  # type: ignore[arg-type]
+    )
+    assert trio.current_time() - begun_s == within_s
+    assert not board.heldout
 
 
 async def test_prose_is_measured_beside_the_held_out_text_where_there_is_any(autojump_clock: Clock) -> None:
