@@ -109,6 +109,9 @@ class RoundService:
         self._trainer_updates = TrainerUpdater(
             config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing, tools.record
         )
+        self.wait_adopted = self._trainer_updates.wait_adopted
+        """Waits until the trainer has an anchor, and every commit since."""
+
         if tools.steps_in_place and tools.mixing is None:
             chain.held.steps_in_place = True
         self._exchange_driver = ExchangeDriver(config, chain, tools, self._tasks, self.tell, peer.send)
@@ -166,10 +169,6 @@ class RoundService:
     def has_adopted(self) -> bool:
         """Whether the trainer knows of every commit that the machine has applied."""
         return self._trainer_updates.is_idle and self.state.link.commit == self.chain.state.head
-
-    async def wait_adopted(self) -> None:
-        """Wait until the trainer has an anchor, and every commit since."""
-        await self._trainer_updates.wait_adopted()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""

@@ -8,7 +8,8 @@ Most rows are bytes a value: the growth from one size of the model to another, w
 shared memory and mapped files are told apart (memory_readings.py). Resident peaks are the kernel's own, of peers from their second
 commit on; kinds of pages are looked at forty times a second.
 
-`--large` holds three rounds of one large model instead, in as little memory as a peer's settings allow.
+Disk writes of a commit are judged over as many commits as one state comes in, with a small model and short steps; `--writes`
+does only that. `--large` holds three rounds of one large model instead, in as little memory as a peer's settings allow.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from averaging.models.llama.config import LlamaConfig
 from peer.machine.memory import own_peak_bytes
 from peer.models.decoder import Decoder
 from peer.training.optimizers.adamw import AdamW, ParameterGroup
+from protocol.run.training_sections import InnerSection
 from tests.benchmarks.memory_large import LARGE_VALUES, large_rows
 from tests.benchmarks.memory_rows import (
+    COMMITS_A_GENERATION,
     FEEDBACK_MORE,
     Read,
     Result,
     Slope,
     beside_base,
+    commit_write_rows,
     daemons,
     kinds_rows,
     process_rows,
@@ -46,7 +50,6 @@ from tests.benchmarks.memory_rows import (
     streaming,
     value_row,
     whole_model_rows,
-    write_row,
 )
 from tests.benchmarks.memory_runs import BATCH_TOKENS, CONTEXT_TOKENS, NUM_PEERS, Run, observe
 from tests.benchmarks.processes import open_children
@@ -54,6 +57,10 @@ from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 PLAIN_STEPS: Final = 3
 FRAGMENTS: Final = 4
+SHORT_TOKENS: Final = 8
+SHORT_STEPS: Final = 4
+"""Of runs that are watched for their disk writes alone, which do not depend on the text."""
+
 QUICK_AT_ONCE: Final = 3
 """Runs side by side: memory does not depend on how fast they go."""
 
@@ -100,6 +107,14 @@ def _plain(model: LlamaConfig) -> int:
 # --- runs ---------------------------------------------------------------------------------------------------------------------
 
 
+def writing() -> list[Run]:
+    """Runs whose windows have as many states as the average, so that their disk writes can be judged."""
+    model = TINY.model_copy(update={"context_tokens": SHORT_TOKENS})
+    inner = InnerSection(learning_rate=0.001, batch_tokens=2 * SHORT_TOKENS)
+    run = partial(Run, model=model, commits=COMMITS_A_GENERATION, steps=SHORT_STEPS, inner=inner)
+    return [run("int8"), run(f"int8 in {FRAGMENTS} fragments", fragments=FRAGMENTS), run("topk", codec="topk")]
+
+
 def variants(model: LlamaConfig, commits: int) -> list[Run]:
     """The runs whose peaks are compared with those of int8. In fragments each commit of the embeddings comes with one of each."""
     return [
@@ -117,6 +132,13 @@ def measure(folder: Path, runs: Sequence[Run], at_once: int) -> list[Result]:
         return list(map(Result, runs, pool.map(observe, children, folders, runs)))
 
 
+def disk_write_rows(folder: Path, at_once: int) -> list[Row]:
+    """Disk writes of a commit, and the dry run's promise of them."""
+    settings: dict[str, object] = {"peers": NUM_PEERS, "commits": COMMITS_A_GENERATION, "machine": machine()}
+    found = measure(folder, writing(), at_once)
+    return [row for result in found for row in commit_write_rows(result, settings)]
+
+
 def table_rows(folder: Path, *, is_quick: bool) -> list[Row]:
     """All rows of peers and host."""
     sizes, commits = ((TINY, SMALL), 6) if is_quick else ((SMALL, LARGE), 16)
@@ -131,11 +153,10 @@ def table_rows(folder: Path, *, is_quick: bool) -> list[Row]:
     rows += _variant_rows(small, large, found, settings)
     for result in (large, *found):
         rows += [
-            write_row(result, settings),
             *promise_rows(result, settings),
             *process_rows(result, plain[1], settings),
         ]
-    return rows
+    return [*rows, *disk_write_rows(folder / "writes", QUICK_AT_ONCE if is_quick else 1)]
 
 
 def _variant_rows(small: Result, large: Result, found: Sequence[Result], settings: dict[str, object]) -> list[Row]:
@@ -165,6 +186,7 @@ def main(arguments: Sequence[str]) -> int:
         "--quick", action="store_true", help="3M and 24M values instead of 24M and 101M, several runs at once"
     )
     parser.add_argument("--large", action="store_true", help="three rounds of one large model instead")
+    parser.add_argument("--writes", action="store_true", help="disk writes of commits alone")
     parser.add_argument("--large-values", type=int, default=LARGE_VALUES, help="values of that model, about")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -173,7 +195,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="potluck-memory-") as folder:
         whole = Path(folder)
-        rows = large_rows(whole, options.large_values) if options.large else table_rows(whole, is_quick=options.quick)
+        if options.large:
+            rows = large_rows(whole, options.large_values)
+        elif options.writes:
+            rows = disk_write_rows(whole, 1)
+        else:
+            rows = table_rows(whole, is_quick=options.quick)
     write_rows(rows, options.json)
     print_rows(rows, "memory: bytes a value")
     return 0 if all(row.met is not False for row in rows) else 1

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from protocol.estimates.estimates import run_size
+from protocol.estimates.estimates import run_size, unit_values
+from protocol.estimates.unit_disk import generation_spacing, num_kept_updates
 from protocol.run.traffic import update_bytes
 from protocol.tensors.model_config import model_schema
 from tests.benchmarks.memory_runs import Peaks, PeerPeaks, Run, Seen
@@ -42,6 +43,9 @@ MOST_WRITTEN: Final = 1.5
 
 COMMITS_A_GENERATION: Final = 16
 """Fewer commits tell no average: a state is written once in as many with int8 (protocol/estimates/unit_disk.py)."""
+
+RARE: Final = 4
+"""A state that comes once in more than so many times the watched commits hardly counts in the average."""
 
 
 def streaming(fragments: int) -> Figure:
@@ -232,7 +236,8 @@ def write_row(result: Result, settings: Mapping[str, object]) -> Row:
     """Bytes that a commit writes to the disk, beside the encoding of one contribution."""
     encoding = update_bytes(result.run.codec, result.num_values, result.run.config.chunk_elements)
     values = [each / result.num_values for each in result.seen.writes]
-    ratio, is_average = max(result.seen.writes) / encoding, _tells_writes(result)
+    is_judged = result.run.codec == "int8" and not result.run.fragments and _tells_writes(result)
+    ratio = max(result.seen.writes) / encoding
     return Row(
         BENCH,
         f"{result.run.name}, {result.num_values / 1e6:.1f}M values: written to disk at a commit",
@@ -240,8 +245,8 @@ def write_row(result: Result, settings: Mapping[str, object]) -> Row:
         "B/value",
         round(encoding / result.num_values, 3),
         round(ratio, 3),
-        f"<= {MOST_WRITTEN:g} x the encoding" if is_average else "",
-        ratio <= MOST_WRITTEN if is_average else None,
+        f"<= {MOST_WRITTEN:g} x the encoding" if is_judged else "",
+        ratio <= MOST_WRITTEN if is_judged else None,
         len(values),
         {"best": round(min(values), 2), "worst": round(max(values), 2)},
         {**settings, "commits": result.run.commits, "on_disk": round(max(result.seen.on_disk) / result.num_values, 1)},
@@ -249,7 +254,15 @@ def write_row(result: Result, settings: Mapping[str, object]) -> Row:
 
 
 def _tells_writes(result: Result) -> bool:
-    return result.run.codec == "int8" and not result.run.fragments and result.run.commits % COMMITS_A_GENERATION == 0
+    """Whether the watched commits have as many states among them as the average."""
+    config, commits = result.run.config, result.run.commits
+    for num_values in unit_values(config):
+        result_bytes = update_bytes(config.result_codec, num_values, config.chunk_elements)
+        kept = num_kept_updates(num_values, result_bytes)
+        spacing = generation_spacing(num_values, result_bytes, kept)
+        if commits % spacing and spacing < RARE * commits:
+            return False
+    return True
 
 
 def promise_rows(result: Result, settings: Mapping[str, object]) -> list[Row]:
@@ -260,12 +273,22 @@ def promise_rows(result: Result, settings: Mapping[str, object]) -> list[Row]:
             f"{result.run.name}: a peer's memory", size.peer_bytes, [p.together for p in result.seen.rounds], settings
         )
     ]
-    written = [round(each) for each in result.seen.writes]
-    rows.append(promise_row(f"{result.run.name}: disk writes of a commit", size.write_bytes, written, settings))
+    if _tells_writes(result):
+        rows += commit_write_rows(result, settings)
     if result.seen.host is not None:
         host = [max(result.seen.host.resident, result.seen.host_start)]
         rows.append(promise_row("the host's memory", size.host_bytes, host, settings))
     return rows
+
+
+def commit_write_rows(result: Result, settings: Mapping[str, object]) -> list[Row]:
+    """Disk writes of a peer at a commit, and the promise of them."""
+    written = [round(each) for each in result.seen.writes]
+    promised = run_size(result.run.config).write_bytes
+    return [
+        write_row(result, settings),
+        promise_row(f"{result.run.name}: disk writes of a commit", promised, written, settings),
+    ]
 
 
 def promise_row(name: str, promised: int, measured: Sequence[int], settings: Mapping[str, object]) -> Row:

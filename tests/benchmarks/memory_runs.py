@@ -93,7 +93,7 @@ class Run:
         sources = Path(__file__).parents[2] / "protocol"
         steps = (self.fragments + 1) * STEPS_A_ROUND_OF_A_UNIT if self.fragments else self.steps
         rounds: dict[str, object] = {
-            "target_tokens": NUM_PEERS * BATCH_TOKENS * steps,
+            "target_tokens": NUM_PEERS * self.inner.batch_tokens * steps,
             "longest_interval_s": self.limit_s,
             "codec": self.codec,
             "chunk_elements": CHUNK_ELEMENTS,

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,19 +101,20 @@ def _server() -> Iterator[str]:
     process = subprocess.Popen([command, "-H", "127.0.0.1", "-p", str(port)], stdin=quiet, stdout=quiet, stderr=quiet)
     try:
         url = f"http://127.0.0.1:{port}"
-        _await(url)
+        _await(url, process)
         yield url
     finally:
         process.terminate()
         process.wait()
 
 
-def _await(url: str) -> None:
+def _await(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline_s:
         try:
             with urllib.request.urlopen(f"{url}/moto-api/", timeout=1.0):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
+            with suppress(subprocess.TimeoutExpired):
+                raise SystemExit(f"moto_server ended with code {process.wait(0.1)}") from None
     raise SystemExit(f"moto_server did not answer within {START_LIMIT_S:.0f} s")
