@@ -78,7 +78,7 @@ def _of_the_tokens(config: RunConfig) -> RoundProblem | None:
 
 
 def _of_the_interval(config: RunConfig) -> RoundProblem | None:
-    """An exchange must end within the longest interval (R11). Where the file names a link, that link is what counts."""
+    """An exchange must end within the longest interval (R11). A link that the file names is checked when it is read."""
     interval_s, needed = config.round.longest_interval_s, config.needed_mbit_per_s
     if needed <= FASTEST_MBIT_PER_S:
         return None

@@ -1,9 +1,10 @@
 """The cost of many peers.
 
-    python -m tests.benchmarks.many_peers --json FILE [--quick] [--parts host simulated]
+    python -m tests.benchmarks.many_peers --json FILE [--quick] [--parts host simulated deaths] [--sizes 128]
 
 - host: the real service on loopback, with thin clients over gRPC and TLS.
-- simulated: what peers send one another, and how soon a death is noticed (many_peers_virtual.py).
+- simulated: how many bytes peers send one another (many_peers_virtual.py).
+- deaths: how soon a death is noticed by all.
 
 Processor time of the host's process is counted, not wall time, since other programs share the machine. Its part in the thread of trio
 and in the threads of ledger and signatures is the service; all else is gRPC and TLS. Figures of reports leave out what the host spends
@@ -22,12 +23,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Final
 from urllib.parse import urlsplit
 
 from protocol.ids import CommitId, RunId
-from tests.benchmarks.many_peers_virtual import virtual_rows
+from tests.benchmarks.many_peers_virtual import death_rows, virtual_rows
 from tests.benchmarks.processes import die_with_parent
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.benchmarks.thin_clients import HostAt, OpenPage, ThinClient, at_most_at_once, bringing, make_clients, spread
@@ -54,11 +56,12 @@ class Plan:
     num_pages: int
     span_s: float
     num_simulated: tuple[int, ...]
+    num_dying: tuple[int, ...]
 
 
-FULL: Final = Plan((64, 500, 2000), 500, 500, 100, 20.0, (64, 128, 256))
-QUICK: Final = Plan((64, 500), 64, 50, 100, 4.0, (32,))
-PARTS: Final = ("host", "simulated")
+FULL: Final = Plan((64, 500, 2000), 500, 500, 100, 20.0, (64, 128, 256), (256,))
+QUICK: Final = Plan((64, 500), 64, 50, 100, 4.0, (32,), (32,))
+PARTS: Final = ("host", "simulated", "deaths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +261,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the rows there, one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="fewer clients and shorter spans, to see that it works")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--sizes", nargs="+", type=int, help="numbers of simulated peers, in place of the plan's")
     args = parser.parse_args(arguments)
     plan = QUICK if args.quick else FULL
     rows = host_rows(plan) if "host" in args.parts else []
-    for row in virtual_rows(plan.num_simulated if "simulated" in args.parts else ()):
+    simulated = virtual_rows(args.sizes or plan.num_simulated) if "simulated" in args.parts else ()
+    deaths = death_rows(args.sizes or plan.num_dying) if "deaths" in args.parts else ()
+    for row in chain(simulated, deaths):
         print(f"{row.metric}: {row.value:.4g} {row.unit} {row.target} {row.settings}", flush=True)
         rows.append(row)
     if args.json is not None:

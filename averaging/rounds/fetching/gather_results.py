@@ -223,9 +223,10 @@ class Gatherer:
 
 def _sources(me: PeerId, record: CommitRecord, part: SliceRecord, holders: Sequence[PeerId]) -> tuple[PeerId, ...]:
     """The peers to ask for a result. Its reducer has it first, and gives it to those that took part. All others begin with any peer
-    that took part: they may be many more.
+    that took part: they may be many more. They ask the leader last of these, since it sends the record and the certificate, too.
     """
     if record.contributor(me) is not None or any(each.reducer == me for each in record.slices):
         return tuple(dict.fromkeys((part.reducer, *holders)))
     took_part = (part.reducer, *(entry.peer for entry in record.contributors))
-    return tuple(dict.fromkeys((*asking_order(me, took_part, part.result_hash), *holders)))
+    in_order = sorted(asking_order(me, took_part, part.result_hash), key=lambda peer: peer == record.ballot.peer)
+    return tuple(dict.fromkeys((*in_order, *holders)))

@@ -557,7 +557,7 @@ async def test_who_is_offered_a_result_that_is_being_fetched_waits_until_that_is
 # --- the order of asking ----------------------------------------------------------------------------------------------------------
 
 
-def test_members_ask_the_reducer_first_and_all_others_any_peer_that_took_part() -> None:
+def test_members_ask_the_reducer_first_and_all_others_any_peer_that_took_part_but_the_leader_last() -> None:
     table = Table(8)
     seats = table.live()
     record = signed_record(table.genesis, seats)
@@ -566,6 +566,8 @@ def test_members_ask_the_reducer_first_and_all_others_any_peer_that_took_part() 
         assert _sources(seats[3].peer, record, part, holders)[0] == part.reducer
     others = [PeerId(f"other {number}") for number in range(192)]
     asked = Counter(_sources(me, record, part, holders)[0] for me in others for part in record.slices)
-    assert set(asked) == set(holders)
-    assert max(asked.values()) < 1.3 * len(others) * len(record.slices) / len(holders)
+    leader = record.ballot.peer
+    assert set(asked) == {*holders} - {leader}
+    assert max(asked.values()) < 1.3 * len(others) * len(record.slices) / (len(holders) - 1)
+    assert {_sources(me, record, part, ())[-1] for me in others for part in record.slices} == {leader}
     assert set(_sources(others[0], record, record.slices[0], (others[1],))) == {*holders, others[1]}
