@@ -28,7 +28,7 @@ with frozen_imports():
     from peer.machine.device import card_uuid, choose_device, held_by_others, is_out_of_memory
     from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
-    from peer.training.evaluation import EvaluationDoesNotFit
+    from peer.training.evaluation import EvaluationDoesNotFit, EvaluationRanOut
     from peer.training.local_training import LocalTrainer, card_at_work
     from peer.training.ranks.echoes import is_echo
     from peer.training.ranks.rank_group import RankGroup, alone, meet
@@ -366,7 +366,9 @@ def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
 def _report(plan: TrainingPlan, micro_batch: int, error: Exception) -> OutOfMemory | Failed:
     """The daemon's part of the end of this process: what happened, in one line."""
     if is_out_of_memory(error):
-        return _ran_out(plan, micro_batch)
+        found = _ran_out(plan, micro_batch)
+        is_other = isinstance(error, EvaluationRanOut)
+        return found.model_copy(update={"in_evaluation": True, "is_final": False}) if is_other else found
     fault = card_fault(error)
     is_gone = fault is not None and fault.is_gone
     return Failed(reason=_in_words(error), is_of_card=fault is not None, is_gone=is_gone, is_echo=_is_echo(error, plan))

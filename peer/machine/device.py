@@ -112,6 +112,12 @@ def available_bytes(device: torch.device) -> int:
     return min(free_bytes, max(0, allowed_bytes - reserved_bytes)) + reserved_bytes - allocated_bytes
 
 
+def has_room_of_step(device: torch.device) -> bool:
+    """Whether torch's tensors could take now what they took at most since `forget_most_used`. True where torch does not count them."""
+    taken_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return available_bytes(device) >= most_used_bytes(device) - taken_bytes
+
+
 def forget_most_used(device: torch.device) -> None:
     """Begin to count `most_used_bytes` anew."""
     if device.type == "cuda":

@@ -11,7 +11,7 @@ import trio
 from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors
 from peer.training.unit_rooms import UnitRooms
 from peer.training.worker_channel import Area, Command, Reply, Scored, ScoreOrder
-from peer.training.worker_errors import NO_ROOM_TO_EVALUATE, DoesNotFit, WorkerDied, all_finite
+from peer.training.worker_errors import NO_EVALUATION_S, NO_ROOM_TO_EVALUATE, DoesNotFit, WorkerDied, all_finite
 
 T = TypeVar("T")
 
@@ -48,8 +48,13 @@ class AnchorMeasures:
         self._num_left = 0
         """Commands of the running measure that are not sent yet."""
 
+        self._ran_out_until_s = -math.inf
         self._ends_by_s = 0.0
         """When the last one sent is answered at the latest. The process obeys it to its end, though nobody may wait for it."""
+
+    def ran_out(self) -> None:
+        """A measure over several cards ended their processes. None is made for `NO_EVALUATION_S`."""
+        self._ran_out_until_s = trio.current_time() + NO_EVALUATION_S
 
     @property
     def within_s(self) -> float:
@@ -84,6 +89,8 @@ class AnchorMeasures:
         """Measure by so many commands, once no snapshot takes the room, or after so long. Several units are not waited for."""
         until_s = trio.current_time() + room_within_s
         while not self._misfit():
+            if trio.current_time() < self._ran_out_until_s:
+                raise DoesNotFit(NO_ROOM_TO_EVALUATE)
             with trio.move_on_at(until_s):
                 await self._rooms.until_room()
             async with self._lock:

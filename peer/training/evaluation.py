@@ -9,7 +9,8 @@ import torch
 
 from averaging.data.assignment import heldout_windows
 from averaging.data.token_reader import TokenReader
-from peer.machine.device import give_back_memory, is_out_of_memory
+from peer.machine.device import give_back_memory, has_room_of_step, is_out_of_memory
+from peer.training.ranks.rank_group import RankGroup, alone
 from peer.training.ranks.text_share import ALL_TEXT, TextShare
 from peer.training.replica.replica import Replica
 from peer.training.replica.text_batches import TextBatch
@@ -22,9 +23,15 @@ HELDOUT_WINDOWS: Final = 64
 EVALUATED_WINDOWS: Final = 16
 """Most windows evaluated at a time."""
 
+_REMEDY: Final = "nothing: other peers evaluate"
+
 
 class EvaluationDoesNotFit(TemporaryError):
     """The card's memory is not enough to evaluate even one window. Training is not affected."""
+
+
+class EvaluationRanOut(MemoryError):
+    """One of several ranks ran out of memory within an evaluation. The others wait for it, so that all have to end."""
 
 
 class Evaluation:
@@ -34,7 +41,8 @@ class Evaluation:
         loss_of: the loss of a batch in nats: its mean, or its part of that of as many tokens as count.
         batch_of: reads the windows at these starts.
         window: T + 1 tokens of a sequence.
-        share: the windows that this process reads. All ranks evaluate together.
+        share: the windows that this process reads.
+        group: the ranks that evaluate together.
     """
 
     def __init__(
@@ -44,8 +52,9 @@ class Evaluation:
         batch_of: Callable[[TokenReader, tuple[int, ...]], TextBatch],
         window: int,
         share: TextShare = ALL_TEXT,
+        group: RankGroup | None = None,
     ) -> None:
-        self._share = share
+        self._share, self._group = share, group or alone()
         self._replica, self._loss_of, self._batch_of, self._window = replica, loss_of, batch_of, window
         self._most_windows = EVALUATED_WINDOWS
         self._steps_aside = False
@@ -77,15 +86,25 @@ class Evaluation:
     def within_memory(self, values: Sequence[torch.Tensor], micro_batch: int, measured: Callable[[int], T]) -> T:
         """Run `measured` with other parameters in place of the replica's own. It gets the most sequences that it may compute at
         a time, and is called again with fewer where the card's memory is not enough. Arguments and errors as of `nats`.
+
+        A rank that ran out of memory within a pass would leave the others waiting. So ranks begin only if each of them has the memory
+        of a training step, which takes more.
+
+        Raises:
+            EvaluationRanOut: the memory of a rank was not enough nevertheless.
         """
+        if not self._group.all(self._group.size == 1 or has_room_of_step(self._replica.device)):
+            raise EvaluationDoesNotFit("a card has less memory left than a step takes", "as much", _REMEDY)
         while True:
             size = min(self._most_windows, micro_batch or 1)
             try:
                 with self._replica.standing_in(values, steps_aside=self._steps_aside):
                     return measured(size)
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or not self._share.is_all:  # other ranks wait within a pass
+                if not is_out_of_memory(error):
                     raise
+                if self._group.size > 1:
+                    raise EvaluationRanOut("an evaluation ran out of memory") from error
                 self._make_smaller(size, error)
 
     def _make_smaller(self, size: int, error: BaseException) -> None:
@@ -99,7 +118,7 @@ class Evaluation:
             raise EvaluationDoesNotFit(
                 "the card has no memory left to evaluate one sequence",
                 "as much as one sequence needs",
-                "nothing: other peers evaluate",
+                _REMEDY,
             ) from error
 
 

@@ -160,7 +160,9 @@ class LocalTrainer:
         self._train = _readers(plan, plan.train_shards, plan.expert_shards, plan.train_spans)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)
         self._prose = plan.reader(plan.prose_shards)
-        self._evaluation = Evaluation(self._replica, self._loss, self._batches.at, self._window, self._share)
+        self._evaluation = Evaluation(
+            self._replica, self._loss, self._batches.at, self._window, self._share, self.group
+        )
         self._scorer = Scorer(self._replica, self._evaluation, self._share, plan.model.context_tokens)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         kept = None if kept is None else moments_path(kept, self.group)

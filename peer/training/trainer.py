@@ -56,12 +56,7 @@ from peer.training.worker_channel import (
     ScoreOrder,
     frame,
 )
-from peer.training.worker_errors import (
-    WorkerDied,
-    misfit_reason,
-    ran_out_words,
-    smaller_plan,
-)
+from peer.training.worker_errors import WorkerDied, misfit_reason, ran_out_words, smaller_plan
 from peer.training.worker_notes import Speed, WorkerNotes
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError
@@ -378,7 +373,9 @@ class WorkerTrainer:
         self._trained_before += self._last.tokens_trained
         micro_batch, named, then = self._last.micro_batch, self._cards.named, "restarting it"
         said = named(rank, cause.reason if isinstance(cause, Failed) else "the training process died")
-        if isinstance(cause, OutOfMemory):
+        if isinstance(cause, OutOfMemory) and cause.in_evaluation:
+            self._measures.ran_out()
+        elif isinstance(cause, OutOfMemory):
             self._card_plan, micro_batch = smaller_plan(cause)
         if self.notes.died(cause) and isinstance(cause, Failed):
             self._card_plan, micro_batch = self._plan.card_plan, 0

@@ -58,6 +58,11 @@ and the file before stays.
 SAYS_WHY_WITHIN_S: Final = 0.5
 """After a process said that another one is gone: how long to wait for the end of that one, before all are killed."""
 
+FROZEN_LOOK_S: Final = 0.5
+"""A process of several that the system has stopped in two looks, so far apart, is frozen. The others would wait for it."""
+
+FROZEN: Final = "the system has stopped the training process"
+
 _PART_BYTES: Final = 1 << 20
 
 
@@ -280,6 +285,7 @@ class _Together:
         async with trio.open_nursery() as nursery:
             for rank, plan in enumerate(plans):
                 nursery.start_soon(self._one, rank, plan)
+            nursery.start_soon(self._watch_frozen)
             await self._ended.wait()
             with trio.move_on_after(SAYS_WHY_WITHIN_S):
                 while self._refused is None and cause_of_end(self._ends, len(self._processes)) is None:
@@ -302,6 +308,21 @@ class _Together:
             self._refused = error
         self._ends.append(Ended(rank, said))
         self._ended.set()
+
+    async def _watch_frozen(self) -> None:
+        """A frozen process ends its life, as one that died."""
+        before = self._stopped()
+        while True:
+            await trio.sleep(FROZEN_LOOK_S)
+            now = self._stopped()
+            if frozen := [rank for rank in now if rank in before]:
+                break
+            before = now
+        self._ends.append(Ended(frozen[0], Failed(reason=FROZEN)))
+        self._ended.set()
+
+    def _stopped(self) -> list[int]:
+        return [rank for rank, process in enumerate(self._processes) if _is_stopped(process.pid)]
 
     def _kill(self) -> None:
         for process in self._processes:

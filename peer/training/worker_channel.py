@@ -168,7 +168,8 @@ class OutOfMemory(_Message):
     """The worker ran out of memory at this micro-batch, 0 if there was none yet, and ends.
 
     is_final: the model does not fit into the allowed memory of the card with any micro-batch, by any plan. others_bytes: of the
-    card's memory that other programs hold, 0 if that is not known. card_report: how the card trained.
+    card's memory that other programs hold, 0 if that is not known. card_report: how the card trained. in_evaluation: training itself
+    did not run out.
     """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
@@ -176,6 +177,7 @@ class OutOfMemory(_Message):
     is_final: bool = False
     others_bytes: int = 0
     card_report: CardReport | None = None
+    in_evaluation: bool = False
 
 
 class Failed(_Message):

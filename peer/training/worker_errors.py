@@ -23,6 +23,9 @@ class DoesNotFit(TemporaryError):
     """Nothing is measured: the model, or an evaluation of it, does not fit into the allowed memory of the card."""
 
 
+NO_EVALUATION_S: Final = 3600.0
+"""No evaluation is tried for so long after one that ended the processes of several cards."""
+
 NO_ROOM_TO_EVALUATE: Final = "the card has no memory left for an evaluation; other peers evaluate, and training goes on"
 
 
@@ -44,7 +47,11 @@ def out_of_memory_reason(micro_batch: int, others_bytes: int, now_with: str = ""
     """
     with_plan = f"now with {now_with}; " if now_with else ""
     found = f"out of memory: {with_plan}the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
-    return f"{found}; other programs hold {others_bytes / 1e9:.3g} GB of the card" if others_bytes else found
+    return f"{found}{_held_words(others_bytes)}"
+
+
+def _held_words(others_bytes: int) -> str:
+    return f"; other programs hold {others_bytes / 1e9:.3g} GB of the card" if others_bytes else ""
 
 
 def misfit_reason(most_bytes: int, needed_bytes: int = 0) -> str:
@@ -68,5 +75,9 @@ def smaller_plan(cause: OutOfMemory) -> tuple[CardPlan | None, int]:
 
 def ran_out_words(cause: OutOfMemory, plan: CardPlan | None, micro_batch: int) -> str:
     """Why the training process starts anew after running out of memory, now with this plan and micro-batch."""
+    if cause.in_evaluation:
+        return (
+            f"out of memory in an evaluation; other peers evaluate for the next hour{_held_words(cause.others_bytes)}"
+        )
     is_new = cause.card_report is not None and cause.card_report.plan != plan
     return out_of_memory_reason(micro_batch, cause.others_bytes, plan_words(plan) if is_new and plan else "")

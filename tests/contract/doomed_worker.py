@@ -4,7 +4,7 @@ importing it dooms the workers of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ class DoomedTrainer(LocalTrainer):
         replica: Any = self._replica
         replica.backward = self._struck("backward", replica.backward)
         replica.step = self._struck("optimizer", replica.step)
+        evaluation: Any = self._evaluation
+        evaluation._loss_of = self._struck("evaluation", evaluation._loss_of)
 
     def _struck(self, point: Point, work: Callable[..., Any]) -> Callable[..., Any]:
         def struck(*given: Any) -> Any:
@@ -37,10 +39,6 @@ class DoomedTrainer(LocalTrainer):
     def send_theta(self, room_N: torch.Tensor, place: int = 0) -> None:
         strike(self.plan.rank, "snapshot")
         super().send_theta(room_N, place)
-
-    def evaluate(self, anchors: torch.Tensor | Sequence[torch.Tensor], expert: int | None = None) -> float:
-        strike(self.plan.rank, "evaluation")
-        return super().evaluate(anchors, expert)
 
 
 peer.worker.LocalTrainer = DoomedTrainer  # type: ignore[misc]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
@@ -19,7 +19,6 @@ import pytest
 import trio
 
 from averaging.arithmetic.genesis import genesis_anchor
-from peer.training import trainer as trainer_module
 from peer.training import training_process
 from peer.training.local_training import LocalTrainer
 from peer.training.plan.layout import Mesh
@@ -35,7 +34,6 @@ from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 WITHIN_S = 500.0
 """A busy machine gives little of its time. How fast processes are back is not judged here."""
 
-PATIENCE_S = 1.0
 ANCHOR_N = genesis_anchor(model_schema(MODEL), 1)
 
 
@@ -55,6 +53,17 @@ def plan_of_two(folder: Path, **changes: object) -> TrainingPlan:
     return training_plan(folder, **{"mesh": Mesh(shard=2), "micro_batch": 1, **changes})
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds after a rank ended: until all were gone, and until all trained again. `worked_s` are processor seconds of the new
+    ranks until then, which other programs do not make longer.
+    """
+
+    gone_s: float
+    training_s: float
+    worked_s: float
+
+
 @dataclass
 class Ranks:
     """A trainer of two ranks that has trained, and the file by which they are doomed."""
@@ -68,23 +77,22 @@ class Ranks:
         while self.trainer.progress().tokens_ready < at_least:
             await trio.sleep(0.01)
 
-    async def strike(self, rank: int, point: Point, how: How) -> None:
+    async def strike(self, rank: int, point: Point, how: How) -> Recovery:
         """A rank ends at a point, and all are back after it."""
         pids, restarts = self.trainer.worker_pids, self.trainer.progress().restarts
         RankDoom(rank, point, how).announce(self.doom)
         await self._come_to(point)
-        if how == "freeze":
-            with pytest.MonkeyPatch.context() as impatient:
-                impatient.setattr(trainer_module, "LEAST_PATIENCE_S", PATIENCE_S)
-                impatient.setattr(trainer_module, "PATIENCE_STEPS", 0.0)
-                impatient.setattr(trainer_module, "SECOND_LOOK_S", 0.1)
-                await _without_answer(self.trainer.snapshot)
+        struck_s = trio.current_time()
         while self.trainer.progress().restarts == restarts:
             await trio.sleep(0.01)
         assert not any(map(psutil.pid_exists, pids)), "all ranks are gone before a new life begins"
+        gone_s = trio.current_time()
         while self.trainer.progress().state != "training":
             await trio.sleep(0.01)
         assert self.trainer.progress().restarts == restarts + 1
+        training_s = trio.current_time() - struck_s
+        times = [psutil.Process(pid).cpu_times() for pid in self.trainer.worker_pids]
+        return Recovery(gone_s - struck_s, training_s, sum(each.user + each.system for each in times))
 
     async def _come_to(self, point: Point) -> None:
         """Until a rank has come to the point and ended there; a command brings it to those outside of steps."""
@@ -129,21 +137,32 @@ async def training_ranks(plan: TrainingPlan, doom: Path) -> AsyncIterator[Ranks]
             yield ranks
 
 
-async def _all_deaths(folder: Path, doom: Path) -> None:
-    for how, rank, point in product(HOWS, (0, 1), POINTS):
+async def all_deaths(
+    folder: Path, doom: Path, told: Callable[[int, How, Point, Recovery], None], points: Sequence[Point] = POINTS
+) -> None:
+    """Strike each rank at each of these points in each way, and tell of each."""
+    for how, rank, point in product(HOWS, (0, 1), points):
         async with training_ranks(plan_of_two(folder), doom) as ranks:
-            await ranks.strike(rank, point, how)
+            found = await ranks.strike(rank, point, how)
             await ranks.until_tokens()
             if how != "memory":  # then by another plan, whose rounding is another
                 await ranks.assert_anew()
-        print(f"rank {rank}, {how}, {point}: both began anew", flush=True)
+        told(rank, how, point, found)
+
+
+def _tell(rank: int, how: How, point: Point, found: Recovery) -> None:
+    print(
+        f"rank {rank}, {how}, {point}: both gone after {found.gone_s:.2f} s, anew after {found.training_s:.2f}; "
+        f"{found.worked_s:.2f} processor seconds",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Strike each rank at each point in each way."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as name, doomed_ranks(Path(name)) as doom:
-        trio.run(_all_deaths, Path(name), doom)
+        trio.run(all_deaths, Path(name), doom, _tell)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from peer.training import trainer as trainer_module
+from peer.training.plan.card_plan import CardPlan
+from peer.training.worker_errors import DoesNotFit
 from protocol.run.training_sections import InnerSection
-from tests.contract.rank_deaths import doomed_ranks, plan_of_two, training_ranks
+from tests.anchors import reads
+from tests.contract.rank_deaths import ANCHOR_N, doomed_ranks, plan_of_two, training_ranks
 from tests.peer.training_world import BATCH_TOKENS
 
 INNER_OF_MANY = InnerSection(learning_rate=0.01, batch_tokens=4 * BATCH_TOKENS)
@@ -45,9 +48,9 @@ async def test_a_rank_that_is_killed_or_frozen_takes_the_other_with_it_and_both_
         await ranks.until_tokens()
         await ranks.strike(1, "snapshot", "kill")
         await ranks.strike(1, "optimizer", "freeze")
-        assert told[-1].startswith("card 1: the training process did not answer")
+        assert told[-1] == "card 1: the system has stopped the training process; restarting it"
         await ranks.strike(0, "between", "freeze")
-        assert told[-1].startswith("card 0: the training process did not answer")
+        assert told[-1] == "card 0: the system has stopped the training process; restarting it"
         await ranks.assert_anew()
 
 
@@ -57,7 +60,7 @@ async def test_a_rank_that_runs_out_of_memory_moves_both_to_the_next_plan_and_is
     plan = plan_of_two(tmp_path, inner=INNER_OF_MANY, micro_batch=2)
     async with training_ranks(plan, doom) as ranks:
         await ranks.strike(1, "backward", "memory")
-        await ranks.strike(0, "evaluation", "memory")
+        await ranks.strike(0, "optimizer", "memory")
         await ranks.until_tokens()
         states = ranks.trainer.cards
     assert told[0] == "card 1: out of memory: the micro-batch is now 1"
@@ -65,3 +68,18 @@ async def test_a_rank_that_runs_out_of_memory_moves_both_to_the_next_plan_and_is
     assert "activations partly computed again" in told[1]
     plans = {state.report.plan if state.report is not None else None for state in states}
     assert len(plans) == 1, "all ranks train by the same plan"
+
+
+async def test_an_evaluation_that_runs_out_of_memory_on_a_rank_changes_no_plan_and_is_not_tried_again_soon(
+    tmp_path: Path, doom: Path, told: list[str]
+) -> None:
+    plan = plan_of_two(tmp_path, micro_batch=2)
+    async with training_ranks(plan, doom) as ranks:
+        await ranks.strike(1, "evaluation", "memory")
+        await ranks.until_tokens()
+        with pytest.raises(DoesNotFit, match="other peers evaluate"):
+            await ranks.trainer.evaluate(reads(ANCHOR_N))
+        states = ranks.trainer.cards
+    assert told == ["card 1: out of memory in an evaluation; other peers evaluate for the next hour"]
+    assert {state.report.plan for state in states if state.report is not None} == {CardPlan()}
+    assert ranks.trainer.micro_batch == 2

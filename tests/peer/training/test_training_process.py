@@ -18,6 +18,7 @@ from peer.training import training_process
 from peer.training.plan.layout import Mesh
 from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import (
+    FROZEN,
     MAX_QUICK_DEATHS,
     RESTART_PAUSE_S,
     SLOW_RESTART_S,
@@ -250,6 +251,27 @@ async def test_if_only_echoes_are_heard_all_are_killed_after_a_moment(tmp_path: 
 
     assert await _life(tmp_path, fakes, act) == Ended(2, ECHO)
     assert all(rank.killed for rank in fakes.ranks)
+
+
+async def test_a_rank_that_the_system_has_stopped_in_two_looks_ends_all(
+    tmp_path: Path, fakes: FakeRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def is_stopped(pid: int) -> bool:
+        """Rank 0 every other time, rank 1 from its third look on."""
+        looks.append(pid)
+        number = looks.count(pid)
+        return number % 2 == 1 if pid == 2000 else pid == 2001 and number >= 3
+
+    monkeypatch.setattr(training_process, "_is_stopped", is_stopped)
+    monkeypatch.setattr(training_process, "FROZEN_LOOK_S", 0.001)
+
+    async def act(_ranks: list[FakeRank]) -> None:
+        return None
+
+    assert await _life(tmp_path, fakes, act) == Ended(1, Failed(reason=FROZEN))
+    assert looks.count(2001) >= 4
 
 
 async def test_each_rank_has_its_place_its_device_and_its_threads_and_all_meet_in_one_folder(

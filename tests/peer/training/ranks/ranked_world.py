@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,6 +23,8 @@ from torch import nn
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
 from peer.models.chunked_loss import chunked_cross_entropy
+from peer.training import evaluation
+from peer.training.evaluation import EvaluationDoesNotFit
 from peer.training.local_training import LocalTrainer
 from peer.training.plan.layout import Mesh
 from peer.training.ranks.rank_files import moments_path
@@ -200,9 +203,19 @@ def vectors(trainer: LocalTrainer) -> Found:
     found["same held-out"] = torch.tensor(losses, dtype=torch.float64)
     if trainer.plan.mixture is None:
         found |= _scores(trainer, anchor_N)
+    _evaluate_without_room(trainer, anchor_N)
     found["after the evaluation"] = _theta(trainer)
     found["gradient"] = _gradients(trainer)
     return found
+
+
+def _evaluate_without_room(trainer: LocalTrainer, anchor_N: torch.Tensor) -> None:
+    """If one rank has less memory left than a step takes, no rank begins a pass, and all are told."""
+    if trainer.group.size == 1:
+        return
+    has_room = mock.patch.object(evaluation, "has_room_of_step", return_value=not trainer.group.is_first)
+    with has_room, pytest.raises(EvaluationDoesNotFit):
+        trainer.evaluate(anchor_N)
 
 
 def _scores(trainer: LocalTrainer, anchor_N: torch.Tensor) -> Found:
@@ -270,20 +283,6 @@ def apart(trainer: LocalTrainer) -> Found:
     return {}
 
 
-def _theta_of_all(trainer: LocalTrainer) -> torch.Tensor:
-    """(N,) of all ranks, which each of them has then."""
-    theta_N = _theta(trainer)
-    if trainer.group.size > 1:
-        dist.all_reduce(theta_N)
-    return theta_N
-
-
-def compiled(trainer: LocalTrainer) -> Found:
-    """With a pretended compiler, then with one that fails on one rank only."""
-    anchor_N = _loaded(trainer)
-    calls: list[nn.Module] = []
-
-
 def carried(trainer: LocalTrainer) -> Found:
     """As `continued`, with moments that pass through one process which holds the whole model and nothing of the ranks' files."""
     anchor_N = _loaded(trainer)
@@ -306,6 +305,20 @@ def carried(trainer: LocalTrainer) -> Found:
     again.step()
     again.step()
     return {"update": _flat_update(again, anchor_N)}
+
+
+def _theta_of_all(trainer: LocalTrainer) -> torch.Tensor:
+    """(N,) of all ranks, which each of them has then."""
+    theta_N = _theta(trainer)
+    if trainer.group.size > 1:
+        dist.all_reduce(theta_N)
+    return theta_N
+
+
+def compiled(trainer: LocalTrainer) -> Found:
+    """With a pretended compiler, then with one that fails on one rank only."""
+    anchor_N = _loaded(trainer)
+    calls: list[nn.Module] = []
 
     def run(layer: nn.Module, *given: torch.Tensor) -> torch.Tensor:
         calls.append(layer)
