@@ -120,6 +120,9 @@ def round_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     if not rules.weight_cap:
         told = "a member weighs as much as it says that it trained: one that lies outweighs all others"
         found.append(Estimate("trust", f"weight_cap = 0: {told}; for runs among friends"))
+    if not rules.audit_share:
+        told = "nobody computes others' sums again: one that sums falsely is never found"
+        found.append(Estimate("audits", f"audit_share = 0: {told}; for runs among friends"))
     return tuple(found)
 
 

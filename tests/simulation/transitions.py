@@ -46,6 +46,9 @@ ACCUSING = ("message DoubleVote", "sent DoubleVote", "order ReportDoubleVote")
 AUDITING = ("event SumProven", "message FalseSum", "sent FalseSum", "order FetchSumProof")
 """Members look at sums in one profile alone, and only liars sum falsely."""
 
+NOT_SHOWN = ("event SumWithheld",)
+"""Those whose chunks are asked for are all gone just then."""
+
 TAKING_OVER = (
     *(
         f"{way} {kind}"
@@ -71,6 +74,7 @@ _SELDOM = {
     *MENDING,
     *ACCUSING,
     *AUDITING,
+    *NOT_SHOWN,
     *APART,
 }
 

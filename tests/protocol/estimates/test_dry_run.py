@@ -66,13 +66,16 @@ def test_turns_are_told_where_a_run_takes_more_peers_than_a_round() -> None:
     assert turn_estimates(parse_run_config(default_run_toml())) == ()
 
 
-def test_rounds_that_wait_for_a_part_of_the_members_and_weights_without_a_cap_are_told() -> None:
+def test_rounds_that_wait_for_a_part_of_the_members_weights_without_a_cap_and_sums_that_nobody_checks_are_told() -> (
+    None
+):
     default = default_run_toml()
-    text = default.replace("[round]\n", "[round]\nclose_share = 0.9\nweight_cap = 0\n")
+    text = default.replace("[round]\n", "[round]\nclose_share = 0.9\nweight_cap = 0\naudit_share = 0.0\n")
     assert text != default
-    slow, trust = estimate_lines(round_estimates(parse_run_config(text)))
+    slow, trust, audits = estimate_lines(round_estimates(parse_run_config(text)))
     assert slow == "  slow peers  a round waits for 90% of its members and a quarter longer, and for all in one of 8"
     assert trust.startswith("  trust       weight_cap = 0: a member weighs as much as it says that it trained")
+    assert audits.startswith("  audits      audit_share = 0: nobody computes others' sums again")
     assert round_estimates(parse_run_config(default)) == ()
 
 
