@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.admission.addresses import HostAddresses
-from coordinator.admission.greeting import address_lines, invite_lines
+from coordinator.admission.greeting import address_lines, invite_lines, open_lines
 from coordinator.admission.invites import IssuedInvite
 from coordinator.run.start_command import StartCommand
 
@@ -27,3 +27,10 @@ def test_invite_of_a_local_network_is_followed_by_the_command_that_opens_it_to_o
     assert "    potluck join potluck1:abc" in text
     assert "potluck host mine.toml --announce-host YOUR_ADDRESS --grpc-port 4600 --p2p-port 4601" in text
     assert "forward TCP 4600 to 4602 on the router" in text
+
+
+def test_the_line_of_an_open_run_is_told_apart_from_the_secret_one() -> None:
+    publish, secret = open_lines("potluck2:abc")
+    assert "potluck join potluck2:abc" in publish
+    assert "no secret" in publish
+    assert "has a secret" in secret
