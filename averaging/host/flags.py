@@ -78,7 +78,7 @@ def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
             annotation=Annotated[
                 _value_type(field.annotation) | None,
                 # Older releases of typer leave a path as text without this class.
-                typer.Option(_names(name, field), help=flag_help(texts.get(name, ""), field), path_type=Path),  # type: ignore[arg-type]
+                typer.Option(*_names(name, field), help=flag_help(texts.get(name, ""), field), path_type=Path),  # type: ignore[arg-type]
             ],
         )
         for name, field in settings.model_fields.items()
@@ -89,10 +89,16 @@ def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
     return tuple(typer.main.get_command(app).params)
 
 
-def _names(name: str, field: FieldInfo) -> str:
+ALSO: Final = "also"
+"""Key in a field's `json_schema_extra`: another name of its flag."""
+
+
+def _names(name: str, field: FieldInfo) -> list[str]:
     from averaging.host.settings import flag_of
 
-    return f"{flag_of(name)}/{flag_of(f'no_{name}')}" if field.default is True else flag_of(name)
+    more = field.json_schema_extra
+    also = [flag_of(str(more[ALSO]))] if isinstance(more, dict) and ALSO in more else []
+    return [f"{flag_of(name)}/{flag_of(f'no_{name}')}" if field.default is True else flag_of(name), *also]
 
 
 def _value_type(annotation: object) -> type:

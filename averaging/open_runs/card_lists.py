@@ -1,4 +1,4 @@
-"""A list of open runs at a web address: GET gives its cards, POST brings one. Whatever comes from there is untrusted."""
+"""A list of open runs at a web address: GET gives its cards, POST brings one. Nothing that comes from there is trusted."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from coordinator.progress.run_core import Phase
 from protocol.errors import RefusedError
 from protocol.host.calls import MAX_REQUEST_BYTES
 from protocol.identity.credential import open_request
+from protocol.identity.identity import KEY_BYTES
 from protocol.ids import PeerId
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import parse
@@ -46,6 +47,8 @@ class DoorCalls:
         """
         body = parse(pb.ChallengeRequest, request, MAX_REQUEST_BYTES)
         door = self._open_door(body)
+        if len(body.public_key) != KEY_BYTES:
+            raise RefusedError(f"a public key of {len(body.public_key)} bytes", f"{KEY_BYTES} bytes", "join again")
         return pb.ChallengeReply(challenge=door.challenge(body.public_key).raw).SerializeToString()
 
     async def enter(self, request: bytes, caller_host: str) -> bytes:

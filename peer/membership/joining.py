@@ -275,6 +275,7 @@ async def admit(
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
     if invite.is_open:
         reply = await enter(client, identity, invite.run_id, request)
+        log.info("admitted_as_stranger", reason="work is counted; strangers do not vote or reduce, members may reduce")
     else:
         reply = await client.admit(invite.secret, request)
     before = load_membership(folder)  # keep the addresses that other peers told us; they outlive a credential

@@ -144,7 +144,8 @@ class MembershipUpkeep:
         # Save first: a credential that other peers have seen must survive a restart.
         await self.offload.run(partial(remember_credential, self.folder, credential, key_pem(tls_key)))
         self.roster.show(credential, key_pem(tls_key))
-        log.info("credential_renewed", days_left=round((checked.not_after_unix_s - self.clock.unix_s()) / 86400, 1))
+        days_left = round((checked.not_after_unix_s - self.clock.unix_s()) / 86400, 2)
+        log.info("credential_renewed", days_left=days_left, standing=checked.standing.word)
 
     def _check(self, credential: bytes) -> Credential:
         now_s, peer_id = self.clock.unix_s(), self.identity.peer_id

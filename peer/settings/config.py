@@ -155,9 +155,9 @@ class PeerConfig(PlaceConfig):
     screen: Literal["auto", "live", "plain"] = "auto"
     """How progress is shown: live redraws one screen, plain prints lines; auto takes live on a terminal."""
 
-    nickname: str = ""
+    nickname: Annotated[str, Field(json_schema_extra={"also": "name"})] = ""
     """Name to show beside this peer's own, on the run's page and to everybody in the run: at most 32 characters. Names need not be
-    unique. None if not given.
+    unique. The flag may also be written --name. None if not given.
     """
 
     team: str = ""

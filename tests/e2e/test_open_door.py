@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +15,9 @@ from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage.rule_numbers import is_open
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import decode_certificate, decode_record
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, environment, running_potluck
 from tests.forked import Forked
+from tests.ports import free_port
 
 RUN_TOML = """
 [run]
@@ -64,24 +67,44 @@ def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_p
     for number in range(4):
         (tmp_path / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
     state = tmp_path / "host"
-    hosting = ("host", str(tmp_path / "run.toml"), "--open", "--state-dir", str(state), *LOOPBACK)
+    port = free_port()
+    own_list = f"http://127.0.0.1:{port}"
+    listing = ("--http-port", str(port), "--keep-list", "--list-at", own_list)
+    hosting = ("host", str(tmp_path / "run.toml"), "--open", *listing, "--state-dir", str(state), *LOOPBACK)
     with ExitStack() as stack:
         host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked))
         published, invite = host.wait_for(r"(potluck2:\S+)\n"), host.wait_for(r"(potluck1:\S+)\n")
+        named = {"stranger": ("--name", "a <b>guest</b>")}
         lines = {"stranger": published, "keeper a": invite, "keeper b": invite}
         peers = [
             stack.enter_context(
                 running_potluck(
                     tmp_path,
                     f"peer {name}",
-                    *("join", line, "--state-dir", str(tmp_path / name), *PEER_FLAGS, "--slowdown", "3"),
+                    *(
+                        "join",
+                        line,
+                        *named.get(name, ()),
+                        "--state-dir",
+                        str(tmp_path / name),
+                        *PEER_FLAGS,
+                        "--slowdown",
+                        "3",
+                    ),
                     forked=forked,
                 )
             )
             for name, line in lines.items()
         ]
+        host.wait_for("run_listed")
+        found = forked.run("find", own_list, cwd=ROOT, environment=environment())
+        assert f"potluck join {published}" in found.stdout, found.stdout + found.stderr
         for peer in peers:
             assert peer.exit_code() == 0, peer.said()
+        with urllib.request.urlopen(f"{own_list}/api/status", timeout=30) as reply:
+            leaders = {row["standing"]: row for row in json.loads(reply.read())["leaders"]}
+        assert (leaders["stranger"]["nickname"], leaders["keeper"]["nickname"]) == ("a <b>guest</b>", "")
+        assert leaders["stranger"]["tokens"] > 0
         said = host.said() + "".join(peer.said() for peer in peers)
     assert "Traceback" not in said
     ((stranger, standing, prefix),) = _juniors(state)

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.identity.standing import PeerStanding
-from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, result_problem
+from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, record_problem, result_problem
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, is_open, rules_with
 from protocol.rounds.messages.messages import PreVote, PreVoteRequest, Promise
 from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.schedule.proposal import Voters, make_record
@@ -139,3 +140,20 @@ def test_no_member_is_left_out_of_a_record_by_the_words_of_strangers() -> None:
     (record,) = _records(table)
     assert stranger.peer in {entry.peer for entry in record.contributors}
     assert record_problem(table.genesis, record, CHECK, ()) == ""
+
+
+def test_records_of_an_open_run_say_so_to_the_end_and_those_of_others_may_not() -> None:
+    table, _ = _table(3, 1)
+    members = table.live()
+    genesis = replace(table.genesis, rules=rules_with(SIGNED, CAP_FACTOR, is_open_run=True))
+    proposal = proposal_on(genesis, members)
+    voters = Voters(frozenset(genesis.roster), frozenset(), voteless=frozenset(table.standings))
+    slices = tuple(replace(part, reducer=genesis.roster[0]) for part in proposal.slices)
+    proposal = replace(proposal, slices=slices)
+    record = make_record(
+        genesis, proposal, proposal.ballot, results_of(proposal, members), voters, OUTER, TARGET_TOKENS
+    )
+    assert is_open(record.rules)
+    assert record_problem(genesis, record, CHECK, ()) == ""
+    assert "expected its parent's rules" in record_problem(genesis, replace(record, rules=SIGNED), CHECK, ())
+    assert "expected its parent's rules" in record_problem(replace(genesis, rules=SIGNED), record, CHECK, ())

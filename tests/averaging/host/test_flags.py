@@ -109,3 +109,18 @@ def test_every_setting_says_what_it_is_and_what_holds_without_it(settings: type[
 def test_doctor_knows_where_a_peer_would_be_and_nothing_else() -> None:
     assert set(PlaceConfig.model_fields) < set(PeerConfig.model_fields)
     assert inspect.getdoc(PlaceConfig)
+
+
+def test_a_flag_may_have_a_second_name_for_the_same_setting() -> None:
+    heard: list[dict[str, object]] = []
+    app = typer.Typer()
+
+    @app.command(cls=command_with_flags(lambda: PeerConfig))
+    def join(context: typer.Context) -> None:
+        heard.append(flags_given(context))
+
+    for flag in ("--nickname", "--name"):
+        result = CliRunner().invoke(app, [flag, "anna"])
+        assert result.exit_code == 0, result.output
+    assert [flags["nickname"] for flags in heard] == ["anna", "anna"]
+    assert PeerConfig.load(heard[0]).chosen.nickname == "anna"

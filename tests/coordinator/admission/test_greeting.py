@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.admission.addresses import HostAddresses
-from coordinator.admission.greeting import address_lines, complete_lines, invite_lines
+from coordinator.admission.greeting import address_lines, complete_lines, invite_lines, open_lines
 from coordinator.admission.invites import IssuedInvite
 from coordinator.run.start_command import StartCommand
 
@@ -33,3 +33,10 @@ def test_complete_run_has_no_invite_and_says_where_its_last_checkpoint_comes_fro
     (line,) = complete_lines(has_last_checkpoint=True)
     assert "no invite" in line
     assert "potluck join" in complete_lines(has_last_checkpoint=False)[-1]
+
+
+def test_the_line_of_an_open_run_is_told_apart_from_the_secret_one() -> None:
+    publish, secret = open_lines("potluck2:abc")
+    assert "potluck join potluck2:abc" in publish
+    assert "no secret" in publish
+    assert "has a secret" in secret

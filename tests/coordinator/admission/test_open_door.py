@@ -328,6 +328,8 @@ async def test_junk_at_the_door_is_refused_and_does_no_harm(tmp_path: Path, auto
     async with _host(tmp_path) as host:
         with pytest.raises(RemoteProtocolError):
             await host.service.strangers.enter(b"\xff" * 40, HOME)
+        with pytest.raises(RefusedError, match="a public key of 9 bytes"):
+            await _challenge(host, PEERS[0], public_key=b"short key")
         now = host.clock.unix_s()
         junk = pb.EnterRequest(
             protocol_version=PROTOCOL_VERSION, run_id=host.run_id, unix_s=now, credential_request=b"x"

@@ -1,0 +1,57 @@
+"""The host's own card, and how it is brought to a list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import trio
+
+from coordinator.admission import own_card
+from coordinator.admission.own_card import AGAIN_S, EVERY_S, card_of, keep_listed
+from coordinator.run.run_files import RunFiles
+from protocol.host.run_card import CARD_LIFE_S, MAX_ABOUT, open_card
+from protocol.run.page_section import PageSection
+from tests.coordinator.chain_world import HOST
+from tests.coordinator.host_world import open_host
+from tests.protocol.host.test_run_card import CARD, RUN, VERIFIER
+from tests.virtual import InlineOffload, VirtualClock
+
+
+async def test_a_card_tells_the_run_as_it_is_now(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        page = PageSection(description="Our letters.\nAll of them. " + "x" * 300)
+        run = cast("RunFiles", SimpleNamespace(manifest=host.manifest, page=page))
+        card = card_of(run, host.tracker, CARD.line)
+    assert (card.name, card.line, card.total_tokens, card.trained_tokens, card.num_peers) == (
+        "tiny",
+        CARD.line,
+        1000,
+        0,
+        0,
+    )
+    assert card.about.startswith("Our letters. All of them.")
+    assert len(card.about) <= MAX_ABOUT
+    assert card.model.startswith("llama, ")
+
+
+async def test_a_card_comes_again_before_it_is_old_and_sooner_where_the_list_did_not_take_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    clock, came = VirtualClock(), list[tuple[str, float]]()
+    answers = iter(["", "it answered with status 429", ""])
+
+    def post(url: str, raw: bytes) -> str:
+        card = open_card(raw, verifier=VERIFIER, now_unix_s=clock.unix_s())
+        assert card.card == CARD
+        came.append((url, clock.monotonic_s()))
+        return next(answers, "")
+
+    monkeypatch.setattr(own_card, "post_card", post)
+    begin_s = clock.monotonic_s()
+    with trio.move_on_after(2.5 * EVERY_S):
+        await keep_listed(lambda: CARD, HOST, RUN, "http://list", clock, InlineOffload())
+    assert [round(at_s - begin_s) for _, at_s in came] == [0, EVERY_S, EVERY_S + AGAIN_S, 2 * EVERY_S + AGAIN_S]
+    assert EVERY_S < CARD_LIFE_S
