@@ -7,7 +7,7 @@ from typing import Final
 from averaging.network.seams.interfaces import Trainer
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_context import AuditContext, RoundContext
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
@@ -47,7 +47,7 @@ def unit_service(
         credential=lambda: joined.roster.own_credential,
         standings=lambda: known_standings(joined.roster, life.member.peer, life.invite.ca_certificate_der),
         steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
-        proofs=ProofFiles(FileStorage(life.folder / unit, ThreadOffload())),
+        audits=AuditContext(proofs=ProofFiles(FileStorage(life.folder / unit, ThreadOffload()))),
     )
     return RoundService(config, chain, open_round, tools, rounds)
 

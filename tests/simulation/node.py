@@ -18,7 +18,7 @@ from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift
-from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_context import AuditContext, RoundContext
 from averaging.rounds.lineage.round_reports import Contributed, HeadsMoved, RoundCommitted, RoundReport, SumConvicted
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
@@ -441,8 +441,10 @@ class Node:
             publish,
             mixing,
             credential=admission,
-            draw=random.Random(f"audits {world.seed}/{self.number}/{self.session}").random,
-            proofs=ProofFiles(self._storage(self._folder(unit))),
+            audits=AuditContext(
+                random.Random(f"audits {world.seed}/{self.number}/{self.session}").random,
+                ProofFiles(self._storage(self._folder(unit))),
+            ),
         )
         service = RoundService(config, chain, open_round, round_tools, rounds)
         self._rooms[unit] = room_of(chain)

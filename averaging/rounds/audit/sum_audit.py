@@ -63,7 +63,7 @@ class SumAudit:
         try:
             sums, me = self.config.sums, self.config.me.peer
             suspects = await self._suspects(record, own)
-            chosen = picks(record, me, sums.audit_share, suspects, self._num_in_vain, self.tools.draw)
+            chosen = picks(record, me, sums.audit_share, suspects, self._num_in_vain, self.tools.audits.draw)
             num_bytes = 0
             for pick in chosen:
                 num_bytes += await self._audit(record, pick)
@@ -84,7 +84,7 @@ class SumAudit:
             result = None if me in absent else self.chain.updates.fresh(part.result_hash)
             if result is None:
                 continue  # it came from elsewhere, and is not read again for this
-            chunks = glanced_chunks(part, self.tools.draw)
+            chunks = glanced_chunks(part, self.tools.audits.draw)
             glance = await self.tools.offload.run(
                 partial(self._glance, own, part, result.data, chunks), cost_s=LOOK_COST_S
             )

@@ -57,7 +57,7 @@ class SumProofs:
 
     async def load(self) -> None:
         """Take up the proofs on disk. Each is checked again: an older release may have made it."""
-        for data in [] if self.tools.proofs is None else await self.tools.proofs.load():
+        for data in [] if self.tools.audits.proofs is None else await self.tools.audits.proofs.load():
             try:
                 proof = decode_proof(data, self.check.chunk_bytes)
             except RemoteProtocolError as error:
@@ -74,9 +74,9 @@ class SumProofs:
         data = encode_proof(proof)
         if hash_of_proof(data) in self._known:
             return
-        if self.tools.proofs is not None:
+        if self.tools.audits.proofs is not None:
             try:
-                await self.tools.proofs.write(data)
+                await self.tools.audits.proofs.write(data)
             except StorageError as error:  # it is shown as long as this process lives
                 tell_failure(self.tools.publish, "keep_proof", error)
         await self._take(proof, data, is_news=True)

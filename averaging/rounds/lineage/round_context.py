@@ -91,12 +91,21 @@ class Peerwide(Protocol):
 
 
 @dataclass(frozen=True)
+class AuditContext:
+    """How a unit's sums are audited. `draw` gives numbers in [0, 1) that nobody else can guess: it chooses the sums. `proofs` of false
+    ones are kept there; None keeps them in memory alone.
+    """
+
+    draw: Callable[[], float] = SystemRandom().random
+    proofs: ProofFiles | None = None
+
+
+@dataclass(frozen=True)
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
     mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission, and
     `standings` are those of known peers that are no keepers, ourselves among them. `steps_in_place`: whether the trainer needs no
-    anchor once the next commit is there, so that it may move in place. `draw` gives numbers in [0, 1) that nobody else can guess: it
-    chooses the sums that are audited. `proofs` of false ones are kept there; None keeps them in memory alone.
+    anchor once the next commit is there, so that it may move in place.
     """
 
     network: Network
@@ -109,8 +118,7 @@ class RoundContext:
     record: Record = nowhere
     credential: Callable[[], bytes] = bytes
     steps_in_place: bool = True
-    draw: Callable[[], float] = SystemRandom().random
-    proofs: ProofFiles | None = None
+    audits: AuditContext = AuditContext()
     standings: Callable[[], Mapping[PeerId, PeerStanding]] = all_keepers
 
 

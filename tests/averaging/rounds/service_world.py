@@ -16,7 +16,7 @@ from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, NoPart, 
 from averaging.rounds.beat_sender import BEAT_CHANNEL
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.adoption import Mixing
-from averaging.rounds.lineage.round_context import RoundContext, Tasks
+from averaging.rounds.lineage.round_context import AuditContext, RoundContext, Tasks
 from averaging.rounds.lineage.round_reports import RoundReport
 from averaging.rounds.lineage.trainer_updates import TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
@@ -413,8 +413,7 @@ async def live(
         sealed,
         reported.append,
         credential=party.credential,
-        draw=random.Random(party.peer).random,
-        proofs=ProofFiles(MemoryStorage(party.disk)),
+        audits=AuditContext(random.Random(party.peer).random, ProofFiles(MemoryStorage(party.disk))),
     )
     peer_tools = PeerContext(party.network, tools.clock, sealed, is_member, reported.append)
     rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))

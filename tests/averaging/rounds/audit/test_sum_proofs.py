@@ -11,7 +11,7 @@ import trio.testing
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Stream
 from averaging.rounds.audit.sum_proofs import MOST_FALSE, SumProofs
-from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_context import AuditContext, RoundContext
 from averaging.rounds.lineage.round_reports import RoundReport, SumConvicted
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, read_request
 from averaging.state.proof_files import ProofFiles
@@ -52,7 +52,7 @@ class _Bench:
             HandTrainer(),
             self._never,
             self.published.append,
-            proofs=ProofFiles(MemoryStorage(disk)),
+            audits=AuditContext(proofs=ProofFiles(MemoryStorage(disk))),
         )
         self.proofs = SumProofs(world.check, tools, self._tell)
         self.network.serve_streams(FETCH_CHANNEL, self._serve)
