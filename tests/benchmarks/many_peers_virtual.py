@@ -30,7 +30,7 @@ BENCH: Final = "many_peers"
 SEED: Final = 5
 NUM_ELEMENTS: Final = 1 << 19
 FEW_ELEMENTS: Final = 1 << 14
-"""Of a benchmark of heartbeats alone."""
+"""Of a world in which heartbeats alone matter."""
 
 NUM_CHUNKS: Final = 64
 """A slice for each member of a full round, as in a real run."""
