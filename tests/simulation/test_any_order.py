@@ -10,7 +10,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.ids import CommitId
+from protocol.ids import CommitId, Root
 from protocol.rounds.events import (
     AckLogged,
     Applied,
@@ -24,6 +24,7 @@ from protocol.rounds.events import (
     Progressed,
     PromiseLogged,
     RoundTicked,
+    SumProven,
     Switched,
     SwitchPrepared,
 )
@@ -35,6 +36,7 @@ from protocol.rounds.messages.messages import (
     Certificate,
     Committed,
     DoubleVote,
+    FalseSum,
     Heartbeat,
     Leave,
     Member,
@@ -57,6 +59,7 @@ from protocol.rounds.messages.wire import decode_message, encode_body, encode_me
 from protocol.rounds.orders import (
     Action,
     Commit,
+    FetchSumProof,
     GatherBytes,
     LogAck,
     LogLeave,
@@ -318,6 +321,7 @@ class Babble:
             Promise: lambda: Promise(UNIT, base, ballot, self.acked()),
             Refusal: lambda: Refusal(UNIT, base, ballot),
             DoubleVote: lambda: DoubleVote(UNIT, *self.acks(commit)),
+            FalseSum: lambda: FalseSum(UNIT, base, self.who().peer, Root(bytes(32)), bytes(32)),
         }
         return makers[kind]()
 
@@ -329,6 +333,8 @@ def _answers(seat: Seat, action: Action) -> list[Event]:
             return [ContributionReady(base, contribution_root(seat.member, base), 100)]
         case GatherBytes(settle):
             return [BytesHeld(settle)]
+        case FetchSumProof():
+            return [SumProven(action.notice, "signed a false sum")]
         case LogAck():
             return [AckLogged(action.base, action.ballot, action.commit)]
         case LogPromise(base, ballot):
