@@ -229,7 +229,8 @@ def work_of_others(record: CommitRecord, parent: ChainLink, gang: Gang) -> Commi
 
 
 def work_of_a_stranger(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:
-    return with_entry(record, parent, entry_of(gang.stranger, gang, parent.target_tokens))
+    """It has no vote, so nothing but the check of admissions finds it."""
+    return with_entry(record, parent, entry_of(gang.stranger, gang, parent.target_tokens), votes=False)
 
 
 def a_sum_of_others(record: CommitRecord, parent: ChainLink, gang: Gang) -> CommitRecord:

@@ -139,9 +139,11 @@ def may_vote_next(voters: Collection[PeerId], entry: Contributor | Included, che
     return standing is not None and standing.may_vote
 
 
-def _may_reduce(peer: PeerId, credential: bytes, check: SignatureCheck) -> bool:
+def _why_no_reducer(peer: PeerId, credential: bytes, check: SignatureCheck) -> str:
     standing = check.verifier.standing(credential, peer, check.run_id)
-    return standing is not None and standing.may_reduce
+    if standing is None:
+        return "was not admitted to the run; expected its credential"
+    return "" if standing.may_reduce else "is a stranger; expected a member or a keeper"
 
 
 def member_of(entry: Included) -> Member:
@@ -167,10 +169,8 @@ def result_problem(
     counted_as = next((entry.credential for entry in header.included if entry.peer == header.reducer), None)
     if voters is not None and header.reducer not in voters:
         credential = header.credential if counted_as is None else counted_as
-        if not check.verifier.admits(credential, header.reducer, check.run_id):
-            return f"a result of {short(header.reducer)} without its admission"
-        if not _may_reduce(header.reducer, credential, check):
-            return f"a result of {short(header.reducer)}, which is a stranger; expected one of a member or a keeper"
+        if why_not := _why_no_reducer(header.reducer, credential, check):
+            return f"a result of {short(header.reducer)}, which {why_not}"
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
@@ -258,11 +258,9 @@ def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck
         if not is_signed(check, part.reducer, part.seal, encode_sum(what)):
             return f"{short(part.reducer)} did not sign the result of {where} that the record names"
         if part.reducer not in voters:
-            credential = shown.get(part.reducer, part.credential)
-            if not check.verifier.admits(credential, part.reducer, check.run_id):
-                return f"{short(part.reducer)} summed {where} and was not admitted to the run; expected its credential"
-            if not _may_reduce(part.reducer, credential, check):
-                return f"{short(part.reducer)} summed {where} and is a stranger; expected a member or a keeper"
+            why_not = _why_no_reducer(part.reducer, shown.get(part.reducer, part.credential), check)
+            if why_not:
+                return f"{short(part.reducer)} summed {where} and {why_not}"
         inputs = [each.peer for each in what.inputs]
         unfair = disagreement_problem(part.disagreeing, inputs, part.stop_chunk - part.first_chunk)
         if unfair:
@@ -408,12 +406,10 @@ def _roster_problem(parent: ChainLink, record: CommitRecord, left: Collection[Pe
     roster, contributors = frozenset(record.roster), {entry.peer: entry for entry in record.contributors}
     voters = frozenset(parent.roster)
     eligible = [entry.peer for entry in record.contributors if may_vote_next(voters, entry, check)]
-    stranger = next((peer for peer in record.roster if peer not in contributors and peer not in parent.roster), None)
-    if stranger is not None:
-        return f"{short(stranger)} is to vote next, but neither voted before nor contributed"
-    junior = next((peer for peer in record.roster if peer not in eligible and peer not in voters), None)
-    if junior is not None:
-        return f"{short(junior)} is to vote next and is no keeper; expected keepers alone among the voters"
+    outsider = next((peer for peer in record.roster if peer not in eligible and peer not in voters), None)
+    if outsider is not None:
+        why_not = "is no keeper" if outsider in contributors else "neither voted before nor contributed"
+        return f"{short(outsider)} is to vote next and {why_not}; expected voters of now and keepers that contributed"
     fewest = fewest_voters(parent, left)
     unfair = turns_problem(parent, record, eligible, left, fewest)
     if unfair:

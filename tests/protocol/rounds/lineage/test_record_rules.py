@@ -251,7 +251,7 @@ def test_the_record_of_an_honest_leader_shows_the_credential_of_a_reducer_that_t
     (header,) = results_of(proposal, [*members, reducer])
     included = tuple(entry for entry in header.included if entry.peer != reducer.peer)
     bare = with_sum(replace(header, included=included, omitted=()), proposal, reducer)
-    assert "without its admission" in result_problem(bare, proposal, CHECK, genesis.roster)
+    assert "which was not admitted to the run" in result_problem(bare, proposal, CHECK, genesis.roster)
     shown = replace(bare, credential=admission_of(reducer.peer, RUN_ID))
     assert result_problem(shown, proposal, CHECK, genesis.roster) == ""
     voters = Voters(frozenset(genesis.roster), frozenset())
@@ -291,7 +291,7 @@ FALSE: dict[str, tuple[Change, str]] = {
     "less credit": (_first(credited_tokens=99), "is credited with 99 tokens; expected 100"),
     "a voter that did nothing": (
         lambda record: replace(record, roster=(*record.roster, PeerId("zoe")), incarnations=(*record.incarnations, 1)),
-        "is to vote next, but neither voted before nor contributed",
+        "is to vote next and neither voted before nor contributed",
     ),
     "a contributor voted out": (_without_a_voter(0), "contributed and is not to vote next"),
     "another disk of a voter": (
