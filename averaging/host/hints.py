@@ -13,7 +13,7 @@ _FLAG: Final = "--state-dir"
 LONGEST_FOLDER: Final = 300
 """Characters of a folder that a message repeats."""
 
-OF_HOSTS: Final = ("host", "invite list", "invite withdraw", "invite", "ban")
+OF_HOSTS: Final = ("host", "invite list", "invite withdraw", "invite", "ban", "ledger")
 OF_PEERS: Final = ("join", "pause", "resume", "doctor", "profile", "history", "checkpoint fetch", "service install")
 OF_BOTH: Final = (
     "status", "peers", "rounds", "logs", "bugreport", "stop", "health", "runs forget", "checkpoint list", "checkpoint verify",

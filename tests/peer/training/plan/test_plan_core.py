@@ -187,7 +187,8 @@ def test_values_lie_in_the_machines_memory_as_far_as_it_has_room_and_only_of_one
     load, num = whole_load(MODELS["1B"]), whole_load(MODELS["1B"]).num_values
     plenty, half, little = (int(2 * bytes_each * num) for bytes_each in (16.1, 8.1, 7.9))
     alone, ranks = Mesh(), Mesh(shard=2)
-    found = [may_lie_away(load, INNER, mesh, room) for mesh in (alone, ranks) for room in (plenty, half, little, 0)]
+    rooms = [(mesh, room // mesh.num_ranks) for mesh in (alone, ranks) for room in (plenty, half, little, 0)]
+    found = [may_lie_away(load, INNER, mesh, room) for mesh, room in rooms]
     assert found == ["all", "moments", "none", "all", "moments", "moments", "none", "moments"]
     adapted = adapter_load(MODELS["1B"], AdapterConfig(rank=8, alpha=16.0))
     assert may_lie_away(adapted, INNER, alone, plenty) == "moments"
