@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from tests.benchmarks.fault_trials import LEAVE_LIMIT_S, NEXT_ROUND_LIMIT_S, Fault, Stage, Trial, strike
+from tests.benchmarks.fault_trials import BACK_LIMIT_S, LEAVE_LIMIT_S, NEXT_ROUND_LIMIT_S, Fault, Stage, Trial, strike
 from tests.benchmarks.faults import open_stage
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.points import Point
@@ -23,6 +23,7 @@ from tests.e2e.forked_children import ForkedChildren
 from tests.forked import Forked
 
 NUM_PEERS = 3
+NUM_LEAVES = 4
 ROUNDS_TO_BE_BACK = 3
 """The promise is two, which the benchmark judges (fault_rows.py); beside other tests a round of 3 s may pass while a peer wakes up."""
 
@@ -80,7 +81,22 @@ def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_stays_for_it_and
 
 
 def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next_one(stage: Stage) -> None:
+    """The others may open that round between our look and the signal. That cannot be seen from outside, and it leaves again later."""
     stage.await_return()
+    said, index = list[str](), -1
+    for _ in range(NUM_LEAVES):
+        is_counted, index, lines = _leaves_between_rounds(stage, index)
+        stage.watch.swarm.start_peer(2)
+        if is_counted:
+            return
+        said += lines
+    raise AssertionError(f"it left {NUM_LEAVES} times and was never counted: {said}")
+
+
+def _leaves_between_rounds(stage: Stage, after: int) -> tuple[bool, int, list[str]]:
+    """Ask a voter to leave that has trained in a later round than that one. Whether the next round counts it, which one that is, and
+    what it said meanwhile.
+    """
     watch, victim = stage.watch, stage.watch.swarm.peers[2]
 
     def is_between_rounds() -> bool:
@@ -88,9 +104,11 @@ def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next
         status = watch.heads[victim.number]
         last = watch.rounds.get(status.index)
         votes = last is not None and victim.peer_id in last.members  # only voters' work is carried
-        return votes and status.tokens_ready > 0 and status.round_waiting.startswith("training")
+        return (
+            status.index > after and votes and status.tokens_ready > 0 and status.round_waiting.startswith("training")
+        )
 
-    assert wait_until(is_between_rounds, NEXT_ROUND_LIMIT_S), "it trained nothing between two rounds"
+    assert wait_until(is_between_rounds, BACK_LIMIT_S), "it trained nothing between two rounds"
     index, struck_s = watch.index_of(victim), time.time()
     strike("leave", victim, [victim.running.process.pid])
     victim.running.process.wait(timeout=LEAVE_LIMIT_S)
@@ -101,8 +119,7 @@ def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next
 
     assert wait_until(is_committed, NEXT_ROUND_LIMIT_S), "the others made no round"
     said = [line.text for line in victim.log.since(struck_s)]
-    assert victim.peer_id in watch.rounds[index + 1].members, said
-    watch.swarm.start_peer(victim.number)
+    return victim.peer_id in watch.rounds[index + 1].members, index + 1, said
 
 
 def test_an_opener_that_dies_with_its_ack_on_disk_leaves_one_certificate(stage: Stage) -> None:
