@@ -13,10 +13,10 @@ from coordinator.policy.door import DAY_S, UNKNOWN_PREFIX, DoorFacts, JuniorFact
 from coordinator.policy.standing_core import WorkDay
 from protocol.identity.credential import Credential
 from protocol.identity.standing import PeerStanding
-from protocol.ids import CommitId, PeerId
+from protocol.ids import PeerId
 
 WORK_COUNTED_TO: Final = "work counted to"
-"""Key of the newest commit whose work the days include."""
+"""Key of the newest round whose work the days include, 8 bytes."""
 
 Decide = Callable[[DoorFacts], AdmissionDecision]
 Issue = Callable[[int, PeerStanding, JuniorFacts | None], tuple[bytes, int]]
@@ -148,8 +148,8 @@ def _issued(
     return certificate
 
 
-def add_work(ledger: Ledger, work: Sequence[DayOfWork], counted_to: CommitId) -> None:
-    """Add this work, and remember the newest commit that it includes, in one transaction. Blocks."""
+def add_work(ledger: Ledger, work: Sequence[DayOfWork], counted_to: int) -> None:
+    """Add this work, and remember the newest round that it includes, in one transaction. Blocks."""
     add = (
         "INSERT INTO work VALUES (?, ?, ?, ?) ON CONFLICT (peer, day) DO UPDATE SET "
         "credited_tokens = credited_tokens + excluded.credited_tokens, "
@@ -158,7 +158,7 @@ def add_work(ledger: Ledger, work: Sequence[DayOfWork], counted_to: CommitId) ->
     rows = [(each.peer, each.day.day, each.day.credited_tokens, each.day.brought_tokens) for each in work]
     with ledger.transaction() as db:
         db.executemany(add, rows)
-        db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (WORK_COUNTED_TO, counted_to))
+        db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (WORK_COUNTED_TO, counted_to.to_bytes(8, "big")))
 
 
 def _count(ledger: Ledger, query: str, *values: object) -> int:

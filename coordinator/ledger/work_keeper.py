@@ -1,8 +1,11 @@
-"""Counts each peer's work by days, for standings and for the leaderboard."""
+"""Counts each peer's work by days, for standings and for the leaderboard. Each round counts once, as the lineage credits it that was
+followed first: where the host changes to another lineage, rounds of both must not add up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +15,7 @@ from coordinator.ledger.juniors import WORK_COUNTED_TO, DayOfWork, add_work, all
 from coordinator.policy.door import DAY_S
 from coordinator.policy.standing_core import WorkDay
 from protocol.errors import PotluckError
-from protocol.host.calls import NO_COMMIT
-from protocol.ids import CommitId, PeerId
+from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import disagreed_in
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _AT_MOST: Final = 256
-"""Commits that one look adds."""
+"""Rounds that one look adds."""
 
 
 def work_in(links: Iterable[ChainLink], day: int) -> list[DayOfWork]:
@@ -48,14 +50,12 @@ def work_in(links: Iterable[ChainLink], day: int) -> list[DayOfWork]:
 
 
 class WorkKeeper:
-    """The days of work of everybody. Call `restore` once, then `look` about once a second. A commit counts once, on the day when it
-    was first followed, though a fork may replace it later.
-    """
+    """The days of work of everybody. Call `restore` once, then `look` about once a second."""
 
     def __init__(self, ledger: LedgerWriter, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._counted_to = NO_COMMIT
+        self._counted_to = 0
         self._has_failed = False
         self.days: Mapping[PeerId, Sequence[WorkDay]] = MappingProxyType({})
         """The days of work of each peer, the oldest first."""
@@ -67,25 +67,21 @@ class WorkKeeper:
             StorageError: the ledger cannot be read.
         """
         counted, self.days = await self._ledger.run(lambda ledger: (ledger.get(WORK_COUNTED_TO), all_work(ledger)))
-        self._counted_to = CommitId(counted or b"")
+        self._counted_to = int.from_bytes(counted or b"", "big")
 
     async def look(self, chain: ChainLog | None) -> None:
-        """Count the commits since the last look. Writes that the ledger refuses are tried again."""
-        if chain is None or chain.head.commit == self._counted_to:
+        """Count the rounds since the last look. Writes that the ledger refuses are tried again."""
+        if chain is None or chain.head.index <= self._counted_to:
             return
-        ahead: list[CommitId] = []
-        for commit, _ in chain.behind(chain.head.commit):
-            if commit == self._counted_to:
-                break
-            ahead.append(commit)
-        due = ahead[::-1][:_AT_MOST]
-        links = [link for commit in due if (link := chain.link(commit)) is not None]
-        work = work_in(links, int(self._clock.unix_s()) // DAY_S)
+        ahead = takewhile(lambda each: each[1] > self._counted_to, chain.behind(chain.head.commit))
+        due = list(ahead)[::-1][:_AT_MOST]
+        links = [link for commit, _ in due if (link := chain.link(commit)) is not None]
+        work, counted_to = work_in(links, int(self._clock.unix_s()) // DAY_S), due[-1][1]
         try:
-            await self._ledger.run(lambda ledger: add_work(ledger, work, due[-1]))
+            await self._ledger.run(lambda ledger: add_work(ledger, work, counted_to))
             self.days = await self._ledger.run(all_work)
         except PotluckError as error:
             (_log.debug if self._has_failed else _log.warning)("work_not_counted", reason=error.one_line())
             self._has_failed = True
         else:
-            self._counted_to, self._has_failed = due[-1], False
+            self._counted_to, self._has_failed = counted_to, False

@@ -29,7 +29,7 @@ from protocol.identity.credential import (
 from protocol.identity.identity import Identity
 from protocol.identity.puzzle import Challenge, find_answer, read_challenge
 from protocol.identity.standing import PeerStanding
-from protocol.ids import PROTOCOL_VERSION, CommitId, PeerId
+from protocol.ids import PROTOCOL_VERSION, PeerId
 from protocol.pb import coordinator_pb2 as pb
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import PEERS, VERIFIER
@@ -113,7 +113,7 @@ async def _renew(host: HostWorld, peer: Identity) -> Credential:
 
 def _work(host: HostWorld, peer: Identity, days: Sequence[int], credited: int = 100, brought: int = 100) -> None:
     work = [DayOfWork(peer.peer_id, WorkDay(day, credited, brought)) for day in days]
-    add_work(host.ledger, work, CommitId(b"c" * 32))
+    add_work(host.ledger, work, 1)
 
 
 async def test_a_stranger_that_solves_its_puzzle_gets_a_short_credential_and_the_runs_papers(

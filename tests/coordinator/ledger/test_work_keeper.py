@@ -82,7 +82,7 @@ async def test_each_commit_is_counted_once_on_its_day_also_over_a_restart(
 
 
 async def test_a_ledger_that_cannot_be_written_is_tried_again(tmp_path: Path, autojump_clock: object) -> None:
-    head = SimpleNamespace(commit=CommitId(b"h" * 32))
+    head = SimpleNamespace(commit=CommitId(b"h" * 32), index=1)
     chain = SimpleNamespace(head=head, behind=lambda _: [(head.commit, 1)], link=lambda _: None)
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         keeper = WorkKeeper(LedgerWriter(ledger, InlineOffload()), VirtualClock())
@@ -91,4 +91,19 @@ async def test_a_ledger_that_cannot_be_written_is_tried_again(tmp_path: Path, au
         await keeper.look(cast("ChainLog", chain))
         ledger.rows("PRAGMA query_only = OFF")
         await keeper.look(cast("ChainLog", chain))
-        assert ledger.get("work counted to") == head.commit
+        assert ledger.get("work counted to") == (1).to_bytes(8, "big")
+
+
+async def test_a_round_counts_once_though_the_host_changes_to_another_lineage_and_back(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    one, other = _link(0)[0], _link(6)[0]
+    links = {one.commit: one, other.commit: other}
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        keeper = WorkKeeper(LedgerWriter(ledger, InlineOffload()), VirtualClock())
+        await keeper.restore()
+        for link in (one, other, one):
+            behind = [(link.commit, link.index), (link.parent, 0)]
+            chain = SimpleNamespace(head=link, behind=lambda _, found=behind: found, link=links.get)
+            await keeper.look(cast("ChainLog", chain))
+        assert {day.credited_tokens for days in keeper.days.values() for day in days} == {100}
