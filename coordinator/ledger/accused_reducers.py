@@ -5,12 +5,12 @@ Rules: R27 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 import trio
 
+from averaging.rounds.audit.false_accusations import FalseAccusations
 from protocol.ids import PeerId
 from protocol.rounds.messages.messages import FalseSum
 
@@ -20,31 +20,23 @@ MOST_OF_ONE: Final = 2
 MOST_WAITING: Final = 64
 """Accusations that wait at a time."""
 
-MOST_FALSE: Final = 3
-"""False accusations of one member. It is not listened to after that."""
-
-MOST_FAILED: Final = 1024
-"""Proofs that convicted nobody and are remembered, so that they are not fetched again."""
-
 
 class AccusedReducers:
     """A short queue of accusations, each with the member that brings it."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, tuple[PeerId, FalseSum]] = {}
-        self._failed: set[bytes] = set()
-        self._accusers = Counter[PeerId]()
+        self._false = FalseAccusations()
         self._changed = trio.Event()
 
     def heard(self, source: PeerId, notices: Iterable[FalseSum]) -> None:
         """A member's report names these. Those that are known, and those for which there is no room, are passed over."""
         for notice in notices:
             num_own = sum(1 for by, _ in self._waiting.values() if by == source)
-            is_known = notice.proof_hash in self._waiting or notice.proof_hash in self._failed
-            if is_known or num_own >= MOST_OF_ONE or len(self._waiting) >= MOST_WAITING:
+            has_room = num_own < MOST_OF_ONE and len(self._waiting) < MOST_WAITING
+            is_news = notice.proof_hash not in self._waiting and self._false.may_be_true(source, notice.proof_hash)
+            if not has_room or not is_news:
                 continue
-            if self._accusers[source] >= MOST_FALSE:
-                return
             self._waiting[notice.proof_hash] = source, notice
             self._changed.set()
 
@@ -57,7 +49,4 @@ class AccusedReducers:
 
     def note_failed(self, source: PeerId, notice: FalseSum) -> None:
         """The proof that this member showed convicts nobody."""
-        self._accusers[source] += 1
-        if len(self._failed) >= MOST_FAILED:
-            self._failed.clear()
-        self._failed.add(notice.proof_hash)
+        self._false.note(source, notice.proof_hash)

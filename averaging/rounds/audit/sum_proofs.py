@@ -5,7 +5,6 @@ Rules: R27 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import structlog
 
 from averaging.network.seams.interfaces import Stream
+from averaging.rounds.audit.false_accusations import FalseAccusations
 from averaging.rounds.audit.proof_fetch import LOOK_COST_S, fetch_proof
 from averaging.rounds.audit.sum_check import SumCheck
 from averaging.rounds.lineage.round_context import RoundContext, Tell, tell_failure
@@ -21,19 +21,12 @@ from averaging.rounds.traffic.transfer import PIECE_BYTES
 from averaging.state.proof_files import MOST_KEPT
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity.names import peer_name
-from protocol.ids import PeerId
 from protocol.rounds.audit.sum_proof import SumProof, decode_proof, encode_proof, hash_of_proof, notice_of
 from protocol.rounds.events import SumProven
 from protocol.rounds.messages.requests import FetchProof
 from protocol.rounds.orders import FetchSumProof
 
 log = structlog.get_logger()
-
-MOST_FAILED: Final = 256
-"""Accusations without a proof that are remembered, so that nobody makes us fetch the same one twice."""
-
-MOST_FALSE: Final = 3
-"""False accusations of one peer. It is not listened to after that: each may cost us a fetch as long as the longest proof."""
 
 MOST_AT_ONCE: Final = 2
 """Proofs that are fetched at a time: each is as long as a chunk of every contribution together."""
@@ -47,9 +40,8 @@ class SumProofs:
     tools: RoundContext
     tell: Tell
     _known: dict[bytes, bytes] = field(default_factory=dict)
-    _failed: set[bytes] = field(default_factory=set)
     _fetching: set[bytes] = field(default_factory=set)
-    _accusers: Counter[PeerId] = field(default_factory=Counter)
+    _false: FalseAccusations = field(default_factory=FalseAccusations)
 
     async def why_not(self, proof: SumProof) -> str:
         """Why a proof convicts nobody, as `SumCheck.why_not`, in a thread."""
@@ -97,26 +89,20 @@ class SumProofs:
         """
         notice = order.notice
         named = notice.proof_hash
-        is_useless = named in self._failed or named in self._known or named in self._fetching
-        if is_useless or len(self._fetching) >= MOST_AT_ONCE or self._accusers[order.source] >= MOST_FALSE:
+        is_here = named in self._known or named in self._fetching
+        if is_here or len(self._fetching) >= MOST_AT_ONCE or not self._false.may_be_true(order.source, named):
             return
         self._fetching.add(named)
         try:
             tools = self.tools
             proof = await fetch_proof(tools.network, tools.offload, order.source, notice, self.check)
         except RemoteProtocolError as error:
-            self._note_failed(named)
-            self._accusers[order.source] += 1
+            self._false.note(order.source, named)
             log.info("accusation_without_proof", by=peer_name(order.source), reason=error.one_line())
             return
         finally:
             self._fetching.discard(named)
         await self.prove(proof)
-
-    def _note_failed(self, named: bytes) -> None:
-        if len(self._failed) >= MOST_FAILED:
-            self._failed.clear()
-        self._failed.add(named)
 
     async def serve(self, request: FetchProof, stream: Stream) -> None:
         """Show a proof; an empty end if it is not here."""

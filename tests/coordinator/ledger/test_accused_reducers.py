@@ -3,7 +3,8 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from coordinator.ledger.accused_reducers import MOST_FALSE, MOST_OF_ONE, MOST_WAITING, AccusedReducers
+from averaging.rounds.audit.false_accusations import MOST_FALSE
+from coordinator.ledger.accused_reducers import MOST_OF_ONE, MOST_WAITING, AccusedReducers
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.messages import FalseSum
 

@@ -10,7 +10,8 @@ import trio.testing
 
 from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.audit.sum_proofs import MOST_FALSE, SumProofs
+from averaging.rounds.audit.false_accusations import MOST_FALSE
+from averaging.rounds.audit.sum_proofs import SumProofs
 from averaging.rounds.lineage.round_context import AuditContext, RoundContext
 from averaging.rounds.lineage.round_reports import RoundReport, SumConvicted
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, ask_all, read_request
