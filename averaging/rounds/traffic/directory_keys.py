@@ -4,8 +4,8 @@ One key holds about 4,000 records: the answer to a look-up with more of them is 
 run are spread over keys by unit and group. A peer's unit is the part of the model that it holds. A hash draws its group within that
 unit. It announces itself under that key, and looks at it each time. The other keys have their turns.
 
-A key of its own, the door, holds some peers of every group, so that a newcomer finds a way in with one look. A peer announces itself
-there, too, while its hash is among the lowest DOOR_PEERS of all that it sees. The hashes change every hour, so the duty goes round.
+A key of its own, the lobby, holds some peers of every group, so that a newcomer finds a way in with one look. A peer announces itself
+there, too, while its hash is among the lowest LOBBY_PEERS of all that it sees. The hashes change every hour, so the duty goes round.
 
 A run of at most GROUP_PEERS peers has one key for all. Releases without groups know that key alone, and take part in no larger run.
 """
@@ -29,12 +29,12 @@ GROUP_PEERS: Final = 64
 FULL_KEY_PEERS: Final = 2048
 """A unit has groups enough that none is larger than this on average, also where all peers of a full run hold that unit."""
 
-DOOR_PEERS: Final = 64
-DOOR_EVERY_S: Final = 3600.0
-"""How long a peer's hash for the door lasts, in seconds."""
+LOBBY_PEERS: Final = 64
+LOBBY_EVERY_S: Final = 3600.0
+"""How long a peer's hash for the lobby lasts, in seconds."""
 
 KEYS_A_LOOK: Final = 8
-"""Most keys of one look: our own, the door, and others in turn."""
+"""Most keys of one look: our own, the lobby, and others in turn."""
 
 
 def _drawn(*parts: bytes) -> int:
@@ -72,9 +72,9 @@ class DirectoryKeys:
         return max(even, -(-self.most_peers // FULL_KEY_PEERS))
 
     @property
-    def door(self) -> str:
-        """The key of the door; the one key of a run without groups."""
-        return f"potluck/{self.run_id.hex()}/{'door' if self.has_groups else 'peers'}"
+    def lobby(self) -> str:
+        """The key of the lobby; the one key of a run without groups."""
+        return f"potluck/{self.run_id.hex()}/{'lobby' if self.has_groups else 'peers'}"
 
     def group(self, peer: PeerId) -> int:
         """The group of a peer within its unit, from 0 on."""
@@ -83,22 +83,22 @@ class DirectoryKeys:
     def home(self, peer: PeerId, held: Sequence[int]) -> str:
         """The key under which a peer that holds these parts announces itself: that of the first one."""
         if not self.has_groups:
-            return self.door
+            return self.lobby
         return self._key(self.parts[held[0]] if held and held[0] < len(self.parts) else self.spine, self.group(peer))
 
     def looked_at(self, peer: PeerId, held: Sequence[int], turn: int) -> tuple[str, ...]:
-        """The keys of a peer's look number `turn`: its own, the door, and others in turn, half of them of its unit. All keys where
+        """The keys of a peer's look number `turn`: its own, the lobby, and others in turn, half of them of its unit. All keys where
         they are few.
         """
         if not self.has_groups:
-            return (self.door,)
+            return (self.lobby,)
         own = self.home(peer, held)
         unit = own.split("/")[2]
         near = self._turned(own, [unit])
         far = self._turned(own, [name for name in self._units() if name != unit])
         room = KEYS_A_LOOK - 2
         num_near = min(len(near), max(room // 2, room - len(far)))
-        return (own, self.door, *_in_turn(near, num_near, turn), *_in_turn(far, room - num_near, turn))
+        return (own, self.lobby, *_in_turn(near, num_near, turn), *_in_turn(far, room - num_near, turn))
 
     def _units(self) -> tuple[UnitName, ...]:
         return tuple(dict.fromkeys((self.spine, *self.parts)))
@@ -112,14 +112,14 @@ class DirectoryKeys:
         keys = (self._key(unit, (first + step) % count) for step in range(count) for unit in units)
         return [key for key in keys if key != own]
 
-    def is_at_door(self, peer: PeerId, seen: Iterable[PeerId], now_unix_s: float) -> bool:
-        """Whether a peer that sees these peers announces itself at the door, too; `now_unix_s` in s since 1970."""
+    def is_in_lobby(self, peer: PeerId, seen: Iterable[PeerId], now_unix_s: float) -> bool:
+        """Whether a peer that sees these peers announces itself in the lobby, too; `now_unix_s` in s since 1970."""
         if not self.has_groups:
             return False
-        hour = str(int(now_unix_s // DOOR_EVERY_S)).encode()
-        own = _drawn(b"door", hour, peer.encode())
-        lower = (other for other in seen if other != peer and _drawn(b"door", hour, other.encode()) < own)
-        return sum(1 for _ in zip(lower, range(DOOR_PEERS), strict=False)) < DOOR_PEERS
+        hour = str(int(now_unix_s // LOBBY_EVERY_S)).encode()
+        own = _drawn(b"lobby", hour, peer.encode())
+        lower = (other for other in seen if other != peer and _drawn(b"lobby", hour, other.encode()) < own)
+        return sum(1 for _ in zip(lower, range(LOBBY_PEERS), strict=False)) < LOBBY_PEERS
 
 
 def _in_turn(keys: Sequence[str], count: int, turn: int) -> tuple[str, ...]:

@@ -125,11 +125,11 @@ class DirectoryPoller:
             self._silent.discard(dropped)
 
     def own_keys(self, now_unix_s: float) -> tuple[str, ...]:
-        """The keys under which this peer announces itself: its group's, and the door's while it is its turn."""
+        """The keys under which this peer announces itself: its group's, and the lobby's while it is its turn."""
         me = self.network.peer_id
         seen = (PeerId(entry.subkey) for entry in self._found)
-        at_door = (self.keys.door,) if self.keys.is_at_door(me, seen, now_unix_s) else ()
-        return (self.keys.home(me, self._held()), *at_door)
+        in_lobby = (self.keys.lobby,) if self.keys.is_in_lobby(me, seen, now_unix_s) else ()
+        return (self.keys.home(me, self._held()), *in_lobby)
 
     async def look_within(self, seconds: float) -> Sequence[DirectoryEntry]:
         """The result of the next poll by another caller; if there is none within `seconds`, of our own."""

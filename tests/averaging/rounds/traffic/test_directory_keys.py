@@ -14,11 +14,11 @@ import trio.testing
 from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.interfaces import DirectoryEntry, Network
 from averaging.rounds.traffic.directory_keys import (
-    DOOR_EVERY_S,
-    DOOR_PEERS,
     FULL_KEY_PEERS,
     GROUP_PEERS,
     KEYS_A_LOOK,
+    LOBBY_EVERY_S,
+    LOBBY_PEERS,
     DirectoryKeys,
     keys_of,
 )
@@ -66,7 +66,7 @@ def test_a_run_whose_manifest_older_releases_read_keeps_their_one_key() -> None:
     assert b"max_peers" not in manifest.canonical_bytes(), "the word that asks for a release with groups"
     assert keys.home(PeerId("a"), ()) == f"potluck/{manifest.run_id.hex()}/peers"
     assert keys.looked_at(PeerId("a"), (), 7) == (keys.home(PeerId("b"), ()),)
-    assert not keys.is_at_door(PeerId("a"), [], UNIX_S)
+    assert not keys.is_in_lobby(PeerId("a"), [], UNIX_S)
 
 
 def test_a_run_of_more_peers_than_a_round_takes_has_groups_and_says_so_by_its_manifest() -> None:
@@ -95,16 +95,16 @@ def test_a_run_of_the_most_peers_has_no_key_that_is_too_full() -> None:
 
 
 @pytest.mark.parametrize(("most_peers", "parts"), [(65, ()), (500, ()), (7_500, ()), (7_500, STAGES), (7_500, EXPERTS)])
-def test_a_peer_looks_at_its_own_group_and_the_door_each_time_and_at_every_key_in_its_turn(
+def test_a_peer_looks_at_its_own_group_and_the_lobby_each_time_and_at_every_key_in_its_turn(
     most_peers: int, parts: tuple[UnitName, ...]
 ) -> None:
     keys, me, held = _keys(most_peers, parts), PeerId("me"), (3,) if parts else ()
     everything = {
         keys.home(PeerId(f"{n}"), (n % len(parts),) if parts else ()) for n in range(30 * most_peers // GROUP_PEERS)
-    } | {keys.door}
+    } | {keys.lobby}
     turns = [keys.looked_at(me, held, turn) for turn in range(len(everything) // 2 + 2)]
     for looked_at in turns:
-        assert looked_at[:2] == (keys.home(me, held), keys.door)
+        assert looked_at[:2] == (keys.home(me, held), keys.lobby)
         assert len(set(looked_at)) == len(looked_at) <= KEYS_A_LOOK
     assert {key for looked_at in turns for key in looked_at} >= everything
 
@@ -116,14 +116,14 @@ def test_a_peer_sees_the_groups_of_its_own_unit_sooner_than_all_others() -> None
     assert {key for looked_at in turns for key in looked_at} >= own
 
 
-def test_the_door_holds_few_peers_of_a_large_run_and_others_each_hour() -> None:
+def test_the_lobby_holds_few_peers_of_a_large_run_and_others_each_hour() -> None:
     keys, peers = _keys(600), _peers(600)
-    at_door = [
-        [peer for peer in peers if keys.is_at_door(peer, peers, UNIX_S + hour * DOOR_EVERY_S)] for hour in (0, 1)
+    in_lobby = [
+        [peer for peer in peers if keys.is_in_lobby(peer, peers, UNIX_S + hour * LOBBY_EVERY_S)] for hour in (0, 1)
     ]
-    assert [len(some) for some in at_door] == [DOOR_PEERS, DOOR_PEERS]
-    assert len({*at_door[0]} & {*at_door[1]}) < DOOR_PEERS / 2
-    assert all(keys.is_at_door(peer, peers[:DOOR_PEERS], UNIX_S) for peer in peers[:DOOR_PEERS]), (
+    assert [len(some) for some in in_lobby] == [LOBBY_PEERS, LOBBY_PEERS]
+    assert len({*in_lobby[0]} & {*in_lobby[1]}) < LOBBY_PEERS / 2
+    assert all(keys.is_in_lobby(peer, peers[:LOBBY_PEERS], UNIX_S) for peer in peers[:LOBBY_PEERS]), (
         "a small swarm, all of it"
     )
 
@@ -146,8 +146,8 @@ class _Node:
 
 async def _publish_all(network: Network, keys: DirectoryKeys, peers: Sequence[PeerId]) -> None:
     for peer in peers:
-        at_door = (keys.door,) if peer in peers[:DOOR_PEERS] else ()
-        for key in dict.fromkeys((keys.home(peer, ()), *at_door)):
+        in_lobby = (keys.lobby,) if peer in peers[:LOBBY_PEERS] else ()
+        for key in dict.fromkeys((keys.home(peer, ()), *in_lobby)):
             await network.publish(key, peer, RECORD, expires_unix_s=UNIX_S + 3000.0)
 
 
@@ -160,7 +160,7 @@ async def test_a_newcomer_to_five_thousand_peers_finds_a_way_in_at_its_first_loo
         await _publish_all(network, keys, peers)
         poller = DirectoryPoller(network, keys)
         found = await poller.poll()
-        assert len(found) >= DOOR_PEERS + GROUP_PEERS / 2
+        assert len(found) >= LOBBY_PEERS + GROUP_PEERS / 2
         for _ in range(keys.num_groups // (KEYS_A_LOOK - 2) + 1):
             found = await poller.poll()
         assert {entry.subkey for entry in found} == {*peers}
@@ -225,8 +225,8 @@ class _Flaky:
         self.is_failing = False
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
-        is_door = key.endswith("/door")
-        return () if self.is_failing and not is_door else await self._network.lookup(key)
+        is_lobby = key.endswith("/lobby")
+        return () if self.is_failing and not is_lobby else await self._network.lookup(key)
 
 
 async def test_a_key_that_does_not_answer_once_drops_nobody_and_one_that_stays_empty_does(
@@ -241,7 +241,7 @@ async def test_a_key_that_does_not_answer_once_drops_nobody_and_one_that_stays_e
         assert len(await poller.poll()) == 200
         flaky.is_failing = True
         assert len(await poller.poll()) == 200
-        assert len(await poller.poll()) == DOOR_PEERS
+        assert len(await poller.poll()) == LOBBY_PEERS
         flaky.is_failing = False
         assert len(await poller.poll()) == 200
         nursery.cancel_scope.cancel()
