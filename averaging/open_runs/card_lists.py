@@ -15,7 +15,7 @@ from protocol.host.run_card import MAX_CARD_BYTES, decode_cards
 
 CARDS_PATH: Final = "/api/cards"
 MOST_CARDS: Final = 256
-"""Cards that are read of one list."""
+"""Cards of one list."""
 
 WITHIN_S: Final = 10.0
 MAX_URL: Final = 500

@@ -35,11 +35,6 @@ class ProofFiles:
         await self._storage.write_atomic(name, [data])
         return True
 
-    async def read(self, proof_hash: bytes) -> bytes | None:
-        """The bytes of a proof; None if it is not here, or its file is damaged."""
-        data = await self._storage.read(FOLDER + proof_hash.hex())
-        return data if data is not None and hash_of_proof(data) == proof_hash else None
-
     async def load(self) -> list[bytes]:
         """The bytes of all proofs that are whole."""
         found: list[bytes] = []

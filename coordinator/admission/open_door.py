@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -18,6 +19,7 @@ from coordinator.ledger.juniors import admit_junior, door_facts, junior_of, juni
 from coordinator.ledger.ledger import Applicant, Ledger
 from coordinator.policy.admission import AdmissionDecision, Verdict
 from coordinator.policy.door import (
+    DAY_S,
     CheckState,
     DoorRules,
     JuniorFacts,
@@ -146,14 +148,14 @@ class OpenDoor:
         check_challenge(found, self._secret, self._run_id, public_key, bits=bits, now_unix_s=now_unix_s)
         await self._require_place(asked.peer_id, prefix, now_unix_s)
         await self._check_answer(found, public_key, number, prefix)
-        applicant, kind = Applicant(asked.peer_id, public_key, b""), _Issue(self, asked, now_unix_s)
+        applicant, issue = Applicant(asked.peer_id, public_key, b""), partial(self._issued, asked, now_unix_s)
         decision, credential = await self._ledger.run(
             lambda ledger: admit_junior(
                 ledger,
                 applicant,
                 prefix,
                 lambda facts: decide_stranger(facts, self._rules, now_unix_s),
-                kind.issue,
+                issue,
                 now_unix_s=int(now_unix_s),
             )
         )
@@ -187,7 +189,7 @@ class OpenDoor:
             StorageError: the ledger cannot be written.
         """
         peer, now_unix_s = asked.peer_id, self._clock.unix_s()
-        kind = _Issue(self, asked, now_unix_s)
+        issue = partial(self._issued, asked, now_unix_s)
 
         def renewed(ledger: Ledger) -> tuple[AdmissionDecision, bytes]:
             junior = junior_of(ledger, peer)
@@ -197,7 +199,7 @@ class OpenDoor:
             if decision.verdict is Verdict.REFUSE:
                 return decision, b""
             standing = standing_after(junior.standing, work_days(ledger, peer), self._standing)
-            return decision, renew_junior(ledger, peer, standing, junior, kind.issue, now_unix_s=int(now_unix_s))
+            return decision, renew_junior(ledger, peer, standing, junior, issue, now_unix_s=int(now_unix_s))
 
         decision, credential = await self._ledger.run(renewed)
         _raise_if_refused(decision)
@@ -219,28 +221,21 @@ class OpenDoor:
         """These peers are keepers from now on, in memory; the ledger says so already."""
         self._juniors = {peer: standing for peer, standing in self._juniors.items() if peer not in peers}
 
-    def life_s(self, standing: PeerStanding, junior: JuniorFacts | None) -> float:
-        """How long the next credential lasts, in seconds."""
-        return self._rules.first_s if junior is None and standing is PeerStanding.STRANGER else self._rules.life_s
-
-    def sign(self, asked: CredentialRequest, standing: PeerStanding, life_s: float, serial: int, now_s: float) -> bytes:
-        """A credential (DER) that lasts `life_s` seconds from `now_s`, unix time."""
-        days = life_s / 86_400.0
-        return self._authority.issue(asked, self._run_id, now_unix_s=now_s, days=days, serial=serial, standing=standing)
-
-
-class _Issue:
-    """Makes the credential of one request, inside the ledger's transaction."""
-
-    def __init__(self, door: OpenDoor, asked: CredentialRequest, now_unix_s: float) -> None:
-        self._door = door
-        self._asked = asked
-        self._now_unix_s = now_unix_s
-
-    def issue(self, serial: int, standing: PeerStanding, junior: JuniorFacts | None) -> tuple[bytes, int]:
-        """The credential, and when it ends (unix s)."""
-        life_s = self._door.life_s(standing, junior)
-        return self._door.sign(self._asked, standing, life_s, serial, self._now_unix_s), int(self._now_unix_s + life_s)
+    def _issued(
+        self,
+        asked: CredentialRequest,
+        now_unix_s: float,
+        serial: int,
+        standing: PeerStanding,
+        junior: JuniorFacts | None,
+    ) -> tuple[bytes, int]:
+        """The credential (DER) of one request, made inside the ledger's transaction, and when it ends (unix s)."""
+        is_first = junior is None and standing is PeerStanding.STRANGER
+        life_s = self._rules.first_s if is_first else self._rules.life_s
+        credential = self._authority.issue(
+            asked, self._run_id, now_unix_s=now_unix_s, days=life_s / DAY_S, serial=serial, standing=standing
+        )
+        return credential, int(now_unix_s + life_s)
 
 
 def _raise_if_refused(decision: AdmissionDecision) -> None:

@@ -40,7 +40,7 @@ class Convictions:
     def __init__(self, run_id: RunId, host: Signer, verifier: Verifier, ledger: LedgerWriter, clock: Clock) -> None:
         self._run_id = run_id
         self._host = host
-        self.check = self._check = SignatureCheck(verifier, run_id)
+        self.check = SignatureCheck(verifier, run_id)
         self.sums = AccusedReducers()
         self._ledger = ledger
         self._clock = clock
@@ -85,14 +85,14 @@ class Convictions:
             by_commit = {row.commit: decode_certificate(row.certificate) for row in rows}
             own = by_commit.pop(link.commit)
             for other in (each for each in by_commit.values() if not decode_record(each.record).lone):
-                pairs += [(one, two) for _, one, two in double_voters(own, other, self._check)]
+                pairs += [(one, two) for _, one, two in double_voters(own, other, self.check)]
         return pairs
 
     async def _ban(self, find: _Find) -> None:
         now_unix_s = self._clock.unix_s()
 
         def ban_all(ledger: Ledger) -> Sequence[tuple[PeerId, str, str]]:
-            found = (conviction_of(*pair, self._check) for pair in find(ledger))
+            found = (conviction_of(*pair, self.check) for pair in find(ledger))
             by_voter = {each.voter: each for each in found if each is not None}
             new = [each for each in by_voter.values() if not ledger.is_banned(each.voter)]
             return [(each.voter, each.words, self._banned(ledger, each.voter, each.words, now_unix_s)) for each in new]

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson
+from averaging.open_runs.card_lists import MOST_CARDS
 from coordinator.policy.door import address_prefix
 from protocol.errors import PotluckError
 from protocol.host.run_card import CARD_LIFE_S, MAX_CARD_BYTES, SignedCard, encode_cards, open_card
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 
-MOST_CARDS: Final = 256
 MOST_OF_PREFIX: Final = 8
 """Cards of one address prefix: a key costs nothing, so one owner could fill the list."""
 

@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from averaging.host.http import bind_http, serve_http
-from averaging.open_runs.card_lists import CARDS_PATH, get_cards, post_card
-from coordinator.status.card_list import MAX_BODY_BYTES, MOST_CARDS, MOST_OF_PREFIX, CardBook, CardList
+from averaging.open_runs.card_lists import CARDS_PATH, MOST_CARDS, get_cards, post_card
+from coordinator.status.card_list import MAX_BODY_BYTES, MOST_OF_PREFIX, CardBook, CardList
 from protocol.host.run_card import CARD_LIFE_S, SignedCard, open_card, seal_card
 from protocol.identity.identity import Identity
 from protocol.ids import PeerId
