@@ -162,7 +162,7 @@ async def test_in_a_large_swarm_the_older_process_ends_at_the_next_look_that_its
     async with trio.open_nursery() as nursery:
         network = MemorySwarm(nursery, random.Random(1)).start(ALICE.peer_id)
         for number in range(31):
-            await network.publish(DirectoryKeys(RUN).door, f"peer {number}", bytes(900), expires_unix_s=UNIX_S + 1e6)
+            await network.publish(DirectoryKeys(RUN).lobby, f"peer {number}", bytes(900), expires_unix_s=UNIX_S + 1e6)
         older, newer = Machine(1000, network), Machine(1001, network)
         nursery.start_soon(older.run)
         await trio.sleep(50.0)
@@ -224,6 +224,6 @@ async def test_a_directory_that_is_away_ends_nobody(autojump_clock: Clock) -> No
         swarm.is_directory_up = True
         await trio.sleep(10 * ANNOUNCE_EVERY_S)
         assert machine.error is None
-        records = await machine.poller.network.lookup(DirectoryKeys(RUN).door)
+        records = await machine.poller.network.lookup(DirectoryKeys(RUN).lobby)
         assert [entry.subkey for entry in records] == [ALICE.peer_id]
         nursery.cancel_scope.cancel()

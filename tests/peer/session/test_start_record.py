@@ -151,7 +151,7 @@ async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_reco
     roster.serve(network)
     until_s = clock.unix_s() + 3600.0
     record = roster.record(identity, 1, until_s)
-    assert await network.publish(DirectoryKeys(RUN).door, identity.peer_id, record, expires_unix_s=until_s)
+    assert await network.publish(DirectoryKeys(RUN).lobby, identity.peer_id, record, expires_unix_s=until_s)
     board = StatusBoard(identity.peer_id, clock, UNIX_S)
     search = StartSearch(
         own_folder, membership, DirectoryPoller(network, DirectoryKeys(RUN)), roster, InlineOffload(), board
