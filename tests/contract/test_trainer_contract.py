@@ -106,7 +106,7 @@ def test_a_snapshot_counts_exactly_the_steps_since_the_load(run: Runner) -> None
         second = await world.trainer.snapshot()
         steps = world.position(second) - world.position(first)
         assert second.tokens - first.tokens == steps * world.step_tokens > 0
-        assert second.next_step > first.next_step
+        assert second.next_step >= first.next_step, "equal where an island that was behind took the steps"
 
     run(check)
 
