@@ -285,7 +285,7 @@ def data_quota(host: HostDaemon) -> ByteQuota:
     num_bytes = sum(entry.num_bytes for entry in host.run.dataset.files)
 
     def is_limited(peer: PeerId) -> bool:
-        return not host.tracker.has_vote(peer)
+        return not host.tracker.standings.has_vote(peer)
 
     return ByteQuota(DATA_SETS_A_DAY * num_bytes, DAY_S, is_limited, host.clock.monotonic_s)
 
@@ -301,11 +301,19 @@ async def opened_door(host: HostDaemon) -> tuple[OpenDoor | None, WorkKeeper | N
     if not config.admission.open:
         return None, None
     rules, standing = door_rules(config), standing_rules(config)
-    door = OpenDoor(run.manifest.run_id, rules, standing, run.authority, host.writer, host.clock, host.offload)
+    door = OpenDoor(
+        run.manifest.run_id,
+        rules,
+        standing,
+        run.authority,
+        host.writer,
+        host.clock,
+        host.offload,
+        host.tracker.standings,
+    )
     work_days = WorkKeeper(host.writer, host.clock)
     await door.restore()
     await work_days.restore()
-    host.tracker.has_vote = door.has_vote
     return door, work_days
 
 
