@@ -58,7 +58,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
-from coordinator.run.start_command import StartCommand
+from coordinator.run.start_command import RunAtClose, StartCommand, run_at_close
 from coordinator.scores.score_files import SCORES_NAME
 from coordinator.scores.task_scores import TaskScores, decoder_of, scored_tasks
 from coordinator.status.host_notices import HostConditions
@@ -126,6 +126,12 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
 def is_over(host: HostDaemon) -> bool:
     """Whether the run is complete."""
     return host.tracker.state.phase is Phase.FINISHED
+
+
+def at_close(host: HostDaemon) -> RunAtClose:
+    """How the run stands now that its host closes."""
+    tracker = host.tracker
+    return run_at_close(tracker.state.phase.value, len(tracker.book.live(host.clock.monotonic_s())))
 
 
 async def greet(
