@@ -18,7 +18,11 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for v in 3.11 3.12 3.13 3.14; do "python$$v" -c "" 2>/dev/null && command -v "python$$v" && exit; done; command -v python3)
 PYTEST_ARGS ?=
 WORKERS ?= 2
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# A terminal shows what pip does and how far it is. A log gets one line for each stage.
+QUIET := $(shell test -t 2 || echo --quiet)
+PIP_INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt
+INSTALLING = @echo "installing into $(VENV): some minutes the first time; most of it is torch, with CUDA several GB"
+INSTALLED = @echo "installed; begin with: . $(BIN)/activate"
 # also for what is built from source on the way: hivemind, where it has no wheel
 export PIP_CONSTRAINT := build-constraints.txt
 export PIP_BUILD_CONSTRAINT := build-constraints.txt
@@ -31,19 +35,23 @@ help:
 
 $(BIN)/python:
 	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 14) or sys.exit("found Python " + sys.version.split()[0] + "; Potluck needs 3.11 to 3.14; install one, and name it: make $(or $(MAKECMDGOALS),install) PYTHON=/path/to/python3.12")'
-	"$(PYTHON)" -m venv "$(VENV)"
-	@echo "installing into $(VENV) takes some minutes; most of it is torch, with CUDA several GB"
+	@echo "making the environment $(VENV)"
+	@"$(PYTHON)" -m venv "$(VENV)"
 
 $(VENV)/.stamp-install: $(INPUTS) | $(BIN)/python
-	$(PIP_INSTALL) -e .
+	$(INSTALLING)
+	@$(PIP_INSTALL) -e .
 	@touch "$@"
+	$(INSTALLED)
 
 $(VENV)/.stamp-test: $(INPUTS) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[test]'
+	$(INSTALLING)
+	@$(PIP_INSTALL) -e '.[test]'
 	@touch "$@" "$(VENV)/.stamp-install"
 
 $(VENV)/.stamp-dev: $(INPUTS) | $(BIN)/python
-	$(PIP_INSTALL) -e '.[test,dev]'
+	$(INSTALLING)
+	@$(PIP_INSTALL) -e '.[test,dev]'
 	@touch "$@" "$(VENV)/.stamp-test" "$(VENV)/.stamp-install"
 
 install: $(VENV)/.stamp-install

@@ -58,12 +58,12 @@ from coordinator.helper.supervisor import keep_helper
 from coordinator.host_view import (
     HostDaemon,
     Say,
+    at_close,
     data_quota,
     direct_options,
     followed_checkpoints,
     greet,
     helper_context,
-    is_over,
     leaders_now,
     listed,
     newest_events,
@@ -90,7 +90,7 @@ from coordinator.run.run_files import (
     run_tokenizer,
     start_units,
 )
-from coordinator.run.start_command import StartCommand, closing_words, remember_command
+from coordinator.run.start_command import RunAtClose, StartCommand, closing_words, remember_command
 from coordinator.scores.score_files import keep_score_files
 from coordinator.status.card_list import CardList
 from coordinator.status.host_notices import HostConditions
@@ -151,7 +151,7 @@ async def serve_run(run_file: Path, config: HostConfig, command: StartCommand, *
 
         def leave(reason: str) -> None:
             _log.info("host_leaving", reason=reason)
-            say(closing_words(command, is_over=any(map(is_over, opened))))
+            say(closing_words(command, next(map(at_close, opened), RunAtClose.UNKNOWN)))
             leaving.cancel()
 
         # Outside of `leaving`, because a second signal must be heard while the daemon is leaving.

@@ -58,7 +58,7 @@ from coordinator.run.run_files import (
     RunFiles,
     RunTokenizer,
 )
-from coordinator.run.start_command import StartCommand
+from coordinator.run.start_command import RunAtClose, StartCommand, run_at_close
 from coordinator.scores.score_files import SCORES_NAME
 from coordinator.scores.task_scores import TaskScores, decoder_of, scored_tasks
 from coordinator.status.host_notices import HostConditions
@@ -126,6 +126,12 @@ def helper_context(host: HostDaemon, addresses: HostAddresses, reach: InviteAddr
 def is_over(host: HostDaemon) -> bool:
     """Whether the run is complete."""
     return host.tracker.state.phase is Phase.FINISHED
+
+
+def at_close(host: HostDaemon) -> RunAtClose:
+    """How the run stands now that its host closes."""
+    tracker = host.tracker
+    return run_at_close(tracker.state.phase.value, len(tracker.book.live(host.clock.monotonic_s())))
 
 
 async def greet(
@@ -285,7 +291,7 @@ def data_quota(host: HostDaemon) -> ByteQuota:
     num_bytes = sum(entry.num_bytes for entry in host.run.dataset.files)
 
     def is_limited(peer: PeerId) -> bool:
-        return not host.tracker.has_vote(peer)
+        return not host.tracker.standings.has_vote(peer)
 
     return ByteQuota(DATA_SETS_A_DAY * num_bytes, DAY_S, is_limited, host.clock.monotonic_s)
 
@@ -301,11 +307,19 @@ async def opened_door(host: HostDaemon) -> tuple[OpenDoor | None, WorkKeeper | N
     if not config.admission.open:
         return None, None
     rules, standing = door_rules(config), standing_rules(config)
-    door = OpenDoor(run.manifest.run_id, rules, standing, run.authority, host.writer, host.clock, host.offload)
+    door = OpenDoor(
+        run.manifest.run_id,
+        rules,
+        standing,
+        run.authority,
+        host.writer,
+        host.clock,
+        host.offload,
+        host.tracker.standings,
+    )
     work_days = WorkKeeper(host.writer, host.clock)
     await door.restore()
     await work_days.restore()
-    host.tracker.has_vote = door.has_vote
     return door, work_days
 
 

@@ -40,6 +40,7 @@ from protocol.ids import PeerId, RunId
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
     from coordinator.ledger.ledger_writer import LedgerWriter
+    from coordinator.presence.junior_standings import JuniorStandings
     from protocol.identity.credential import CertificateAuthority
     from protocol.run.manifest import RunConfig
 
@@ -80,7 +81,7 @@ def standing_rules(config: RunConfig) -> StandingRules:
 
 
 class OpenDoor:
-    """The door of one run. Call `restore` before anything else."""
+    """The door of one run. Call `restore` before anything else. It keeps `standings` as the ledger has them."""
 
     def __init__(
         self,
@@ -91,10 +92,11 @@ class OpenDoor:
         ledger: LedgerWriter,
         clock: Clock,
         offload: Offload,
+        standings: JuniorStandings,
     ) -> None:
         self._run_id = run_id
         self._rules = rules
-        self._standing = standing
+        self._standing_rules = standing
         self._authority = authority
         self._ledger = ledger
         self._clock = clock
@@ -103,7 +105,7 @@ class OpenDoor:
         self._checks = CheckState(at_s=clock.monotonic_s())
         self._questions = ByteQuota(QUESTIONS, QUESTIONS / QUESTIONS_PER_S, lambda _: True, clock.monotonic_s)
         self._one = trio.Lock()
-        self._juniors: Mapping[PeerId, PeerStanding] = {}
+        self._standings = standings
 
     async def restore(self) -> None:
         """Read who came by the door.
@@ -111,16 +113,12 @@ class OpenDoor:
         Raises:
             StorageError: the ledger cannot be read.
         """
-        self._juniors = await self._ledger.run(juniors)
+        self._standings.take(await self._ledger.run(juniors))
 
     @property
     def juniors(self) -> Mapping[PeerId, PeerStanding]:
         """The standings of all peers that came by the door. Another mapping replaces it at each change."""
-        return self._juniors
-
-    def has_vote(self, peer: PeerId) -> bool:
-        """Whether a peer may be a founder and may say how good the model is: a keeper."""
-        return self._juniors.get(peer, PeerStanding.KEEPER).may_vote
+        return self._standings.juniors
 
     def challenge(self, public_key: bytes) -> Challenge:
         """A fresh puzzle for the owner of this key."""
@@ -198,28 +196,28 @@ class OpenDoor:
             decision = decide_return(junior, now_unix_s)
             if decision.verdict is Verdict.REFUSE:
                 return decision, b""
-            standing = standing_after(junior.standing, work_days(ledger, peer), self._standing)
+            standing = standing_after(junior.standing, work_days(ledger, peer), self._standing_rules)
             return decision, renew_junior(ledger, peer, standing, junior, issue, now_unix_s=int(now_unix_s))
 
         decision, credential = await self._ledger.run(renewed)
         _raise_if_refused(decision)
-        before = self._juniors.get(peer)
+        before = self.juniors.get(peer)
         await self.restore()
-        after = self._juniors.get(peer)
+        after = self.juniors.get(peer)
         if after is not None and after is not before:
             _log.info("standing_changed", peer=peer_name(peer), standing=after.word)
         return credential
 
     def has_ended(self, ledger: Ledger, peer: PeerId) -> bool:
         """Whether the peer came by the door and its credential has ended. Blocks."""
-        if peer not in self._juniors:
+        if peer not in self.juniors:
             return False
         junior = junior_of(ledger, peer)
         return junior is not None and self._clock.unix_s() >= junior.ends_unix_s
 
     def forget(self, peers: Collection[PeerId]) -> None:
         """These peers are keepers from now on, in memory; the ledger says so already."""
-        self._juniors = {peer: standing for peer, standing in self._juniors.items() if peer not in peers}
+        self._standings.take({peer: standing for peer, standing in self.juniors.items() if peer not in peers})
 
     def _issued(
         self,

@@ -5,7 +5,7 @@ State that must survive a restart is written to the ledger before it changes in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +26,7 @@ from coordinator.ledger.ledger import (
     LossPoint,
 )
 from coordinator.ledger.recorded_bans import banned_peers
+from coordinator.presence.junior_standings import JuniorStandings
 from coordinator.presence.peer_book import PeerBook
 from coordinator.presence.presence import FORGET_S, PeerEntry, helping, is_member, mean_train_loss
 from coordinator.progress import run_core
@@ -102,9 +103,7 @@ class RunTracker:
         self._reason, self._start_record = "the host has just started", b""
         self.book = PeerBook()
         self.helpers: dict[PeerId, float] = {}
-        self.has_vote: Callable[[PeerId], bool] = lambda _: True
-        """Whether a peer may be a founder, and its word on the loss counts. Set by the open door."""
-
+        self.standings = JuniorStandings()
         self.history: RunHistory | None = None
         self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
         self._rounds = SeenRounds()
@@ -185,7 +184,7 @@ class RunTracker:
             StorageError: the ledger refused; the peer will send the same again.
         """
         check_claims(report, self._parts)
-        if not self.has_vote(peer):
+        if not self.standings.has_vote(peer):
             report = replace(report, heldout=())
         async with self._turn:
             if self._chain is None and report.start_record:
@@ -204,7 +203,7 @@ class RunTracker:
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             again_in_s = self.book.again_in_s(self._clock.monotonic_s(), is_under_way=False)
-            is_ready = report.is_ready_to_start and self.has_vote(peer)
+            is_ready = report.is_ready_to_start and self.standings.has_vote(peer)
             reported = run_core.PeerReported(peer, is_ready, has_started, again_in_s)
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(peer, report, want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -93,14 +94,18 @@ def stop_host(folder: Path) -> str:
         UnreachableError: none runs from there.
         TemporaryError: it is still leaving.
     """
+    from averaging.host.http_client import get_json, read_status_address
     from averaging.system.process_record import end_daemon, running_daemon
-    from coordinator.progress.run_core import Phase
     from coordinator.run.hosted_runs import hosted_runs
-    from coordinator.run.start_command import closing_words, last_command
+    from coordinator.run.start_command import closing_words, last_command, run_at_close
 
     running = running_daemon(folder)
     if running is None:
         raise UnreachableError(f"no host runs from {folder}", "a running host", "see: potluck status")
+    status: dict[str, object] = {}
+    with suppress(UnreachableError, ConfigError, StorageError):  # it starts or leaves
+        status = get_json(read_status_address(folder) + "/api/status")
     end_daemon(folder, running, "host", STOP_WITHIN_S)
-    is_over = any(row["phase"] == Phase.FINISHED.value for row in hosted_runs(folder))
-    return f"the host has {closing_words(last_command(folder), is_over=is_over)}"
+    phases = [row["phase"] for row in hosted_runs(folder)]  # the run may have come to its end meanwhile
+    run = run_at_close(next(iter(phases), None), status.get("num_here"))
+    return f"the host has {closing_words(last_command(folder), run)}"

@@ -7,10 +7,12 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from averaging.host.settings import flag_of
+from coordinator.progress.run_core import Phase
 from protocol.errors import StorageError
 
 COMMAND_FILE: Final = "started_with.json"
@@ -56,11 +58,32 @@ def start_command(run_file: Path, flags: Mapping[str, object]) -> StartCommand:
     return StartCommand(tuple(arguments))
 
 
-def closing_words(command: StartCommand, *, is_over: bool) -> str:
-    """The last line of a host that closes, of a run that is complete or goes on."""
-    if is_over:
-        return f"closed; the run is complete. To serve its page and its model again: {command}"
-    return f"closed; peers train on without the host. Go on with: {command}"
+class RunAtClose(Enum):
+    """How a run stands when its host closes; the value says it to the user."""
+
+    COMPLETE = "; the run is complete. To serve its page and its model again"
+    ALONE = "; no peer is here, so nobody trains. Go on with"
+    GATHERING = "; the run has not begun, and its peers wait for the host. Go on with"
+    TRAINING = "; peers train on without the host. Go on with"
+    UNKNOWN = ". Go on with"
+    """The host had not opened the run yet, or did not tell."""
+
+
+def run_at_close(phase: object, num_here: object) -> RunAtClose:
+    """How a run stands by the value of its phase and its number of peers here, as in the host's status; UNKNOWN if these are none."""
+    if phase == Phase.FINISHED.value:
+        return RunAtClose.COMPLETE
+    if not isinstance(num_here, int):
+        return RunAtClose.UNKNOWN
+    if not num_here:
+        return RunAtClose.ALONE
+    begun = {Phase.GATHERING.value: RunAtClose.GATHERING, Phase.TRAINING.value: RunAtClose.TRAINING}
+    return begun[phase] if isinstance(phase, str) and phase in begun else RunAtClose.UNKNOWN
+
+
+def closing_words(command: StartCommand, run: RunAtClose) -> str:
+    """The last line of a host that closes."""
+    return f"closed{run.value}: {command}"
 
 
 def remember_command(folder: Path, command: StartCommand) -> None:

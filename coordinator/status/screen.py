@@ -16,7 +16,7 @@ from averaging.host.daemon_views import named_row, rows_of, shown_state
 from averaging.host.live_screen import bars_of, rows_of_text, run_daemon_screen
 from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
-from coordinator.progress.run_core import is_here
+from coordinator.progress.run_core import Phase, is_here
 from coordinator.progress.run_events import RunEvent
 from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
 from coordinator.status.status_text import alerts, headline, progress
@@ -123,7 +123,10 @@ def host_picture(view: HostView) -> RenderableType:
         *_peer_rows(status),
         *_event_rows(view.events),
     ]
-    title = f"{printable(status.get('run'))} (Ctrl-C closes the host; peers train on)"
+    trains_on = (
+        "; peers train on" if status.get("phase") == Phase.TRAINING.value and _number(status, "num_here") else ""
+    )
+    title = f"{printable(status.get('run'))} (Ctrl-C closes the host{trains_on})"
     return Panel(Group(*strange, bars_of([(share, progress(status))]), Text(""), rows_of_text(rows)), title=Text(title))
 
 

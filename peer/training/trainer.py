@@ -75,7 +75,9 @@ SECOND_LOOK_S: Final = 2.0
 """How long a command may go unanswered, in steps and in seconds. An evaluation may take as long as many steps."""
 
 LEAST_WORK_S: Final = 1.0
-"""Processor time between two looks of a process that works. A frozen one uses none, one that waits for another rank hardly any."""
+"""Time between two looks in which a process that works ran, or waited for a processor. A hanging one does neither, and one that waits
+for another rank hardly does.
+"""
 
 
 class WorkerTrainer:
@@ -285,8 +287,8 @@ class WorkerTrainer:
     async def _exchange(self, command: Command) -> Reply | None:
         """Send one command to the worker that is ready now and wait for its reply; None if it dies first.
 
-        A worker that neither answers nor dies is frozen: it is killed, and so restarted. One that still uses the processor is slow
-        and gets more time, since other programs may leave it little.
+        A worker that neither answers nor dies is frozen: it is killed, and so restarted. One that runs, or waits for a processor, is
+        slow and gets more time, since other programs may leave it little or none.
         """
         stream, life = self._process.stream, self._restarts
         if stream is None or not self._ready.is_set():
@@ -309,7 +311,7 @@ class WorkerTrainer:
 
     async def _answer(self, command: Command, number: int, life: int, patience_s: float) -> Reply | None:
         """The reply to a command that was sent; None if the worker died, or was killed as frozen."""
-        begun_s, worked_s = trio.current_time(), self._process.processor_s()
+        begun_s, worked_s = trio.current_time(), self._process.runnable_s()
         wait_s = patience_s
         while True:
             with trio.move_on_after(wait_s):
@@ -319,7 +321,7 @@ class WorkerTrainer:
                 return reply
             if wait_s == SECOND_LOOK_S:
                 break
-            before_s, worked_s = worked_s, self._process.processor_s()
+            before_s, worked_s = worked_s, self._process.runnable_s()
             is_busy = worked_s - before_s >= LEAST_WORK_S and not self._process.stopped()
             has_time = trio.current_time() - begun_s + patience_s <= MOST_PATIENCE_S
             # The last wait is for a daemon that was itself suspended: the reply may already be there, unread.

@@ -12,13 +12,11 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-import psutil
 import trio
 from pydantic import BaseModel
 
@@ -26,6 +24,7 @@ from averaging.system.machine_limits import read_cores
 from peer.training.plan.card_report import CardReport
 from peer.training.supervision.ends_core import EndKind, RankEnd, cause_of
 from peer.training.supervision.meeting_folder import meeting_folder, meeting_roots
+from peer.training.supervision.process_readings import is_stopped, runnable_s
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import (
     MAX_MESSAGE_BYTES,
@@ -178,11 +177,11 @@ class TrainingProcess:
 
     def stopped(self) -> list[int]:
         """Ranks whose process the system has stopped, as a frozen one."""
-        return [rank for rank, pid in enumerate(self.pids) if _is_stopped(pid)]
+        return [rank for rank, pid in enumerate(self.pids) if is_stopped(pid)]
 
-    def processor_s(self) -> float:
-        """Processor time that the running processes have used so far, in seconds; of those that ended, none."""
-        return sum(_processor_s(pid) for pid in self.pids)
+    def runnable_s(self) -> float:
+        """Seconds that the running processes ran or waited for a processor so far; of those that ended, none."""
+        return sum(runnable_s(pid) for pid in self.pids)
 
     async def live(self, plan: BaseModel, listen: Callable[[MessageReader], Awaitable[T]]) -> T | None:
         """One life of the process, from its start until `listen` returns; returns that result, or None if the process ended first.
@@ -322,7 +321,7 @@ class _Together:
         self._ended.set()
 
     def _stopped(self) -> list[int]:
-        return [rank for rank, process in enumerate(self._processes) if _is_stopped(process.pid)]
+        return [rank for rank, process in enumerate(self._processes) if is_stopped(process.pid)]
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -402,19 +401,6 @@ class Replies:
                 return None
             await self._changed.wait()
         return self._last
-
-
-def _is_stopped(pid: int) -> bool:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return False
-
-
-def _processor_s(pid: int) -> float:
-    with suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    return 0.0
 
 
 def _stream_of(worker: WorkerProcess) -> trio.SocketStream:

@@ -151,7 +151,6 @@ def open_host(
         door = None
         if manifest.config.admission.open:
             rules, standing = door_rules(manifest.config), standing_rules(manifest.config)
-            door = OpenDoor(manifest.run_id, rules, standing, authority, writer, clock, offload)
-            tracker.has_vote = door.has_vote
+            door = OpenDoor(manifest.run_id, rules, standing, authority, writer, clock, offload, tracker.standings)
         service = CoordinatorService(hosted, tracker, writer, clock, door=door)
         yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service, units, door)

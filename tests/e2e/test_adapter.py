@@ -14,40 +14,21 @@ from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of
 from tests.e2e.processes import ROOT, environment, run_of_two
+from tests.e2e.run_file import USUAL, run_toml
 from tests.forked import Forked
 
-MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 32, "context_tokens": 32}
-RUN_TOML = f"""
-[run]
-name = "adapter"
-total_tokens = 6_000
-min_members = 2
-start_from = "base"
-[model]
-{"".join(f"{key} = {value}" + chr(10) for key, value in MODEL.items())}
-[adapter]
-rank = 2
-alpha = 4
-targets = ["q_proj", "v_proj", "down_proj"]
-[data]
-source = "text"
-glob = "*.md"
-heldout_every = 2
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 1_536
-error_feedback = 0.9
-longest_interval_s = 4.0
-[checkpoint]
-every_rounds = 100
-"""
+RUN_TOML = run_toml(
+    "adapter",
+    6_000,
+    run={"start_from": "base"},
+    adapter={"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj", "down_proj"]},
+    data={"heldout_every": 2},
+    round={"target_tokens": 1_536, "error_feedback": 0.9, "chunk_elements": None},
+)
 
 
 def test_two_peers_train_an_adapter_over_a_base_to_the_end_of_the_run(tmp_path: Path, forked: Forked) -> None:
-    export_checkpoint(checkpoint_of(tmp_path, LlamaConfig.model_validate(MODEL)), tmp_path / "base")
+    export_checkpoint(checkpoint_of(tmp_path, LlamaConfig.model_validate(USUAL["model"])), tmp_path / "base")
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(4):
         (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))

@@ -21,38 +21,21 @@ from coordinator.commands import make_invite
 from protocol.identity.credential import make_ca
 from protocol.identity.invite import Invite, decode_invite
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
 CALM = ("--slowdown", "50")
 """The machine's cores are for the others."""
 
 UNWRITABLE = "checkpoint_failed.*could not be written"
-RUN_TOML = """
-[run]
-name = "tiny"
-total_tokens = 1_000_000_000
-min_members = 1
-[model]
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "texts/*.txt"
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 100_000
-chunk_elements = 256
-longest_interval_s = 2.0
-[checkpoint]
-every_rounds = 1
-"""
+RUN_TOML = run_toml(
+    "tiny",
+    1_000_000_000,
+    run={"min_members": 1},
+    data={"glob": "texts/*.txt"},
+    round={"target_tokens": 100_000, "longest_interval_s": 2.0},
+    checkpoint={"every_rounds": 1},
+)
 CLOCK = "from averaging.network.seams import clocks; clocks.SystemClock.unix_s = lambda self: clocks.time.time() + ({})"
 REPLACED = """
 import sys

@@ -14,41 +14,19 @@ from coordinator.experts.merge_inputs import merge_checkpoints
 from peer.models.checkpoint_sample import sample_from_checkpoint
 from peer.models.merging import merge_with_text
 from tests.e2e.processes import ROOT, run_of_two
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
-RUN_TOML = """
-[run]
-name = "experts"
-total_tokens = 24_000
-min_members = 2
-shards = "expert"
-[model]
-dim = 16
-num_layers = 2
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "*.md"
-heldout_every = 2
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 1_024
-chunk_elements = 256
-longest_interval_s = 4.0
-[checkpoint]
-every_rounds = 2
-[experts]
-num_experts = 2
-ffn_dim = 24
-min_documents = 4
-router_features = "embeddings"
-"""
+RUN_TOML = run_toml(
+    "experts",
+    24_000,
+    run={"shards": "expert"},
+    model={"num_layers": 2},
+    data={"heldout_every": 2},
+    round={"target_tokens": 1_024},
+    checkpoint={"every_rounds": 2},
+    experts={"num_experts": 2, "ffn_dim": 24, "min_documents": 4, "router_features": "embeddings"},
+)
 
 
 def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(tmp_path: Path, forked: Forked) -> None:

@@ -14,38 +14,18 @@ from pathlib import Path
 from peer.status.status import last_status
 from tests.benchmarks.places import Place, open_places
 from tests.e2e.processes import ROOT, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
 NUM_ROUNDS = 10
-RUN_TOML = """
-[run]
-name = "hidden"
-total_tokens = 44_000
-min_members = 3
-[model]
-vocab_size = 260
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "*.md"
-tokenizer = "bytes"
-heldout_every = 4
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 768
-chunk_elements = 256
-longest_interval_s = 4.0
-[checkpoint]
-every_rounds = 100
-"""
+RUN_TOML = run_toml(
+    "hidden",
+    44_000,
+    run={"min_members": 3},
+    model={"vocab_size": 260},
+    data={"tokenizer": "bytes", "heldout_every": 4},
+    round={"target_tokens": 768},
+)
 ENTER = "import ctypes, os; assert ctypes.CDLL(None).setns(os.open('/run/netns/{}', os.O_RDONLY), 0x40000000) == 0"
 FIREWALL = (
     ("-A", "INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),

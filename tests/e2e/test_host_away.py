@@ -17,6 +17,7 @@ from pathlib import Path
 
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
 WITHIN_S = 300.0
@@ -26,32 +27,13 @@ NUM_ROUNDS_ALONE = 2
 CALM = ("--slowdown", "20")
 """Two peers and a host share two cores."""
 
-RUN_TOML = """
-[run]
-name = "host-away"
-total_tokens = 1_000_000_000
-min_members = 2
-[model]
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "texts/*.txt"
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 100_000
-chunk_elements = 256
-longest_interval_s = 2.0
-[checkpoint]
-every_rounds = 1
-"""
+RUN_TOML = run_toml(
+    "host-away",
+    1_000_000_000,
+    data={"glob": "texts/*.txt"},
+    round={"target_tokens": 100_000, "longest_interval_s": 2.0},
+    checkpoint={"every_rounds": 1},
+)
 
 Status = Mapping[str, object]
 

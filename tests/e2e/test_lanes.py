@@ -15,46 +15,29 @@ from coordinator.checkpoints.checkpoints import verify_checkpoint
 from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, running_potluck
+from tests.e2e.run_file import USUAL, run_toml
 from tests.forked import Forked
 
 NAMES = ("a", "b", "c")
 ROUNDS = 3
-MODEL = {"dim": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 32, "context_tokens": 32}
-RUN_TOML = f"""
-[run]
-name = "lanes"
-total_tokens = {ROUNDS * 512}
-min_members = {len(NAMES)}
-shards = "pipeline"
-start_from = "weights"
-[model]
-{"".join(f"{key} = {value}" + chr(10) for key, value in MODEL.items())}
-is_tied = false
-[data]
-source = "text"
-glob = "*.md"
-heldout_every = 2
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 256
-[round]
-mode = "blocking"
-target_tokens = 512
-chunk_elements = 256
-longest_interval_s = 4.0
-[checkpoint]
-every_rounds = 2
-[pipeline]
-stages = 2
-inner_steps = 2
-"""
+MODEL = {**USUAL["model"], "num_layers": 2, "is_tied": False}
+RUN_TOML = run_toml(
+    "lanes",
+    ROUNDS * 512,
+    run={"min_members": len(NAMES), "shards": "pipeline", "start_from": "weights"},
+    model=MODEL,
+    data={"heldout_every": 2},
+    inner={"batch_tokens": 256},
+    round={"mode": "blocking", "target_tokens": 512},
+    checkpoint={"every_rounds": 2},
+    pipeline={"stages": 2, "inner_steps": 2},
+)
 
 
 @pytest.mark.timeout(240)
 def test_a_run_of_stages_goes_to_its_end_and_leaves_one_root_of_each_stage(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    begun_with = LlamaConfig.model_validate({**MODEL, "is_tied": False})
+    begun_with = LlamaConfig.model_validate(MODEL)
     export_checkpoint(checkpoint_of(tmp_path, begun_with), tmp_path / "weights")
     for number in range(4):
         text = (ROOT / "README.md").read_text(encoding="utf8")

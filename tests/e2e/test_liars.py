@@ -44,6 +44,7 @@ from tests.e2e.lying_peer import (
     changed_record,
 )
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
 HONEST = ("a", "b", "c")
@@ -52,35 +53,20 @@ ROUNDS_AFTER_A_LIE = 2
 SLOWDOWN = ("--slowdown", "20")
 """All processes share few cores, and training is not what counts here."""
 
-RUN_TOML = f"""
-[run]
-name = "liars"
-total_tokens = 1_000_000_000
-min_members = {len(HONEST) + 1}
-[model]
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "texts/*.txt"
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-mode = "blocking"
-target_tokens = 1024
-chunk_elements = 256
-longest_interval_s = 6.0
-robust = "clip-agree"
-weight_cap = 5
-[checkpoint]
-every_rounds = 1000
-"""
+RUN_TOML = run_toml(
+    "liars",
+    1_000_000_000,
+    run={"min_members": len(HONEST) + 1},
+    data={"glob": "texts/*.txt"},
+    round={
+        "mode": "blocking",
+        "target_tokens": 1024,
+        "longest_interval_s": 6.0,
+        "robust": "clip-agree",
+        "weight_cap": 5,
+    },
+    checkpoint={"every_rounds": 1000},
+)
 
 
 class Disagreed(TypedDict):

@@ -16,38 +16,18 @@ from protocol.rounds.lineage.rule_numbers import is_open
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, environment, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 from tests.ports import free_port
 
-RUN_TOML = """
-[run]
-name = "open"
-total_tokens = 5_000
-min_members = 2
-[model]
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "texts/*.txt"
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 512
-chunk_elements = 256
-longest_interval_s = 3.0
-[admission]
-open = true
-puzzle_bits = 3
-[checkpoint]
-every_rounds = 4
-"""
+RUN_TOML = run_toml(
+    "open",
+    5_000,
+    data={"glob": "texts/*.txt"},
+    round={"target_tokens": 512, "longest_interval_s": 3.0},
+    admission={"open": True, "puzzle_bits": 3},
+    checkpoint={"every_rounds": 4},
+)
 
 
 def _records(state: Path) -> list[CommitRecord]:

@@ -12,37 +12,16 @@ from coordinator.checkpoints.checkpoints import verify_checkpoint
 from peer.models.checkpoint_sample import sample_from_checkpoint
 from tests.e2e.live_trace import wait_for_whole_trace
 from tests.e2e.processes import ROOT, run_of_two
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
-RUN_TOML = """
-[run]
-name = "streaming"
-total_tokens = 40_000
-min_members = 2
-[model]
-dim = 16
-num_layers = 3
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "*.md"
-heldout_every = 2
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-mode = "streaming"
-fragments = 2
-target_tokens = 1_536
-chunk_elements = 256
-longest_interval_s = 4.0
-[checkpoint]
-every_rounds = 100
-"""
+RUN_TOML = run_toml(
+    "streaming",
+    40_000,
+    model={"num_layers": 3},
+    data={"heldout_every": 2},
+    round={"mode": "streaming", "fragments": 2, "target_tokens": 1_536},
+)
 
 
 def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_live_round_shows_all_it_is_made_of(

@@ -18,41 +18,25 @@ from pyarrow import parquet
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from peer.status.status import last_status
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.forked import Forked
 
-RUN_TOML = """
-[run]
-name = "whole"
-total_tokens = 2_000
-min_members = 1
-max_members = 1
-[model]
-vocab_size = 300
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "parquet"
-glob = "*.parquet"
-format = "chat"
-chat_template = "chat.jinja"
-isolate = true
-tokenizer = "bpe"
-heldout_every = 4
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-target_tokens = 500
-chunk_elements = 256
-longest_interval_s = 2.0
-[checkpoint]
-every_rounds = 100
-"""
+RUN_TOML = run_toml(
+    "whole",
+    2_000,
+    run={"min_members": 1, "max_members": 1},
+    model={"vocab_size": 300},
+    data={
+        "source": "parquet",
+        "glob": "*.parquet",
+        "format": "chat",
+        "chat_template": "chat.jinja",
+        "isolate": True,
+        "tokenizer": "bpe",
+        "heldout_every": 4,
+    },
+    round={"target_tokens": 500, "longest_interval_s": 2.0},
+)
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content }}{% endgeneration %}"

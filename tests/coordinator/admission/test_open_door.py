@@ -247,7 +247,7 @@ async def test_counted_work_renews_a_credential_for_longer_and_makes_a_member_af
         _work(host, one, [2, 3])
         assert (await _renew(host, one)).standing is PeerStanding.MEMBER
         assert host.door is not None
-        assert not host.door.has_vote(one.peer_id)
+        assert not host.tracker.standings.has_vote(one.peer_id)
 
 
 async def test_an_invite_makes_a_keeper_of_a_stranger(tmp_path: Path, autojump_clock: object) -> None:
@@ -259,7 +259,7 @@ async def test_an_invite_makes_a_keeper_of_a_stranger(tmp_path: Path, autojump_c
         assert _checked(host, one, reply.credential).standing is PeerStanding.KEEPER
         assert juniors(host.ledger) == {}
         assert host.door is not None
-        assert host.door.has_vote(one.peer_id)
+        assert host.tracker.standings.has_vote(one.peer_id)
         assert (await _renew(host, one)).standing is PeerStanding.KEEPER
 
 
@@ -310,7 +310,7 @@ async def test_a_run_by_invite_has_no_door(tmp_path: Path, autojump_clock: objec
     with open_host(tmp_path) as host:
         with pytest.raises(RefusedError, match="a stranger at a run by invite"):
             await _challenge(host, PEERS[0])
-        assert host.tracker.has_vote(PeerId("anybody"))
+        assert host.tracker.standings.has_vote(PeerId("anybody"))
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ async def test_a_thousand_sybils_take_the_places_that_one_owner_has_and_a_keeper
         assert len(juniors(host.ledger)) == 6
         assert sum(refused.values()) == 994
         assert len(refused) == 3, "too many of one prefix, a crowd, and no place"
-        assert host.door.has_vote(PEERS[0].peer_id)
+        assert host.tracker.standings.has_vote(PEERS[0].peer_id)
 
 
 async def test_anybody_may_ask_what_an_open_run_is_and_not_too_often(tmp_path: Path, autojump_clock: object) -> None:

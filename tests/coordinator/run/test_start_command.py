@@ -14,6 +14,7 @@ from coordinator.run.start_command import (
     closing_words,
     last_command,
     remember_command,
+    run_at_close,
     start_command,
 )
 from protocol.errors import UnreachableError
@@ -56,10 +57,21 @@ def test_status_names_the_run_file_that_the_host_was_started_with(tmp_path: Path
         fetch_status(tmp_path)
 
 
-def test_host_that_closes_says_that_peers_train_on_only_while_they_do() -> None:
-    assert closing_words(UNKNOWN, is_over=False) == (
-        "closed; peers train on without the host. Go on with: potluck host run.toml"
-    )
-    assert closing_words(UNKNOWN, is_over=True) == (
-        "closed; the run is complete. To serve its page and its model again: potluck host run.toml"
-    )
+@pytest.mark.parametrize(
+    ("phase", "num_here", "says"),
+    [
+        ("training", 2, "closed; peers train on without the host. Go on with: "),
+        ("training", 0, "closed; no peer is here, so nobody trains. Go on with: "),
+        ("gathering", 0, "closed; no peer is here, so nobody trains. Go on with: "),
+        ("gathering", 1, "closed; the run has not begun, and its peers wait for the host. Go on with: "),
+        ("finished", 3, "closed; the run is complete. To serve its page and its model again: "),
+        ("finished", None, "closed; the run is complete. To serve its page and its model again: "),
+        ("training", None, "closed. Go on with: "),
+        (None, None, "closed. Go on with: "),
+        ([], 1, "closed. Go on with: "),
+    ],
+)
+def test_host_that_closes_says_what_becomes_of_the_run_and_how_to_go_on(
+    phase: object, num_here: object, says: str
+) -> None:
+    assert closing_words(UNKNOWN, run_at_close(phase, num_here)) == says + "potluck host run.toml"

@@ -50,6 +50,12 @@ def test_panel_has_progress_losses_members_and_alerts_the_unusual_first() -> Non
         assert word not in text
 
 
+def test_panel_says_that_peers_train_on_without_the_host_only_where_some_do() -> None:
+    run = picture((timed(1, 300, 100),), LOSSES)
+    assert "(Ctrl-C closes the host; peers train on)" in _drawn(_view(run))
+    assert "(Ctrl-C closes the host)" in _drawn(_view(replace(run, peers={})))
+
+
 def test_panel_shows_the_newest_events_and_text_of_strangers_as_text() -> None:
     events = tuple(RunEvent(number, 0, "peer", f"event {number} [b]\x1b") for number in range(1, 20))
     text = _drawn(_view(picture(), events))

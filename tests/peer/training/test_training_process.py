@@ -264,7 +264,7 @@ async def test_a_rank_that_the_system_has_stopped_in_two_looks_ends_all(
         number = looks.count(pid)
         return number % 2 == 1 if pid == 2000 else pid == 2001 and number >= 3
 
-    monkeypatch.setattr(training_process, "_is_stopped", is_stopped)
+    monkeypatch.setattr(training_process, "is_stopped", is_stopped)
     monkeypatch.setattr(training_process, "FROZEN_LOOK_S", 0.001)
 
     async def act(_ranks: list[FakeRank]) -> None:
