@@ -145,6 +145,7 @@ class LineageDriver:
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link
+        await self._trainer_updates.until_light(link, self._state().tree)
         if self._chain.held.torn_at == link.parent:
             contribution = None  # its snapshot was overwritten, and the trainer has begun anew
         with spanned(self._tools.record, "apply", link.unit, round_index=link.index):
