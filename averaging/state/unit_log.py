@@ -16,7 +16,8 @@ Rules: R8, R14, R16, R19, R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -298,14 +299,26 @@ class UnitLog:
         """
         await self.settle()
         async with self._writing:
-            logged, sizes = read_entries(await self._storage.read_records(LOG_NAME))
-            entries = kept_entries(connected(logged), sizes.whole_bases(newest, self._limits.kept_bases))
-            await self._storage.replace_log(LOG_NAME, entries)
+            logged, sizes = read_entries(_drained(deque(await self._storage.read_records(LOG_NAME))))
+            whole, new_sizes = sizes.whole_bases(newest, self._limits.kept_bases), LogSizes()
+            # a log of many rounds is in memory once: its entries are made one by one while they are written
+            await self._storage.replace_log(LOG_NAME, _counted(kept_entries(connected(logged), whole), new_sizes))
             self._leaves = None
-            self._sizes = LogSizes()
-            for entry in entries:
-                count_entry(entry, self._sizes)
+            self._sizes = new_sizes
             self._live_bytes = self._sizes.total_bytes
+
+
+def _drained(records: deque[bytes]) -> Iterator[bytes]:
+    """The records in order; each is free once it was taken."""
+    while records:
+        yield records.popleft()
+
+
+def _counted(entries: Iterable[bytes], sizes: LogSizes) -> Iterator[bytes]:
+    """The entries, each added to `sizes`."""
+    for entry in entries:
+        count_entry(entry, sizes)
+        yield entry
 
 
 async def _write_own(own: BegunFile, data: bytes | memoryview) -> None:
