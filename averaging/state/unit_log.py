@@ -43,6 +43,7 @@ from averaging.state.log_entries import (
     switch_entry,
 )
 from averaging.state.log_sizes import LogSizes
+from averaging.system.freed_memory import give_back_freed
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root
 from protocol.rounds.messages.record import Ballot
@@ -53,6 +54,9 @@ log = structlog.get_logger()
 _RESULTS: Final = "results/"
 MAX_ENTRY_BYTES: Final = 8 << 20
 """Bytes of certificates in one entry, well below the length limit of a record."""
+
+LONG_BYTES: Final = 1 << 22
+"""After a rewrite of a log of so many bytes, freed memory is given back to the system."""
 
 WRITE_BYTES: Final = 1 << 21
 """Bytes of a result in one write: few enough to leave the processor to other tasks in between."""
@@ -299,13 +303,21 @@ class UnitLog:
         """
         await self.settle()
         async with self._writing:
-            logged, sizes = read_entries(_drained(deque(await self._storage.read_records(LOG_NAME))))
-            whole, new_sizes = sizes.whole_bases(newest, self._limits.kept_bases), LogSizes()
-            # a log of many rounds is in memory once: its entries are made one by one while they are written
-            await self._storage.replace_log(LOG_NAME, _counted(kept_entries(connected(logged), whole), new_sizes))
+            self._sizes = await _rewritten(self._storage, newest, self._limits)
             self._leaves = None
-            self._sizes = new_sizes
             self._live_bytes = self._sizes.total_bytes
+        if self._live_bytes >= LONG_BYTES:
+            give_back_freed()
+
+
+async def _rewritten(storage: Storage, newest: Collection[CommitId], limits: LogLimits) -> LogSizes:
+    """Rewrite the log, and return its sizes. Its entries are made one by one while they are written, so a log of many rounds is in
+    memory once.
+    """
+    logged, sizes = read_entries(_drained(deque(await storage.read_records(LOG_NAME))))
+    whole, new_sizes = sizes.whole_bases(newest, limits.kept_bases), LogSizes()
+    await storage.replace_log(LOG_NAME, _counted(kept_entries(connected(logged), whole), new_sizes))
+    return new_sizes
 
 
 def _drained(records: deque[bytes]) -> Iterator[bytes]:
