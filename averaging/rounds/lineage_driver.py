@@ -152,7 +152,7 @@ class LineageDriver:
             begin_shift = partial(self._trainer_updates.begin_shift, record, contribution)
             applied = await self._chain.apply(link, action.certificate, begin_shift)
         # the trainer's queue comes before the machine: a delta that is asked for from now on waits for this adoption
-        await self._trainer_updates.commit(link, record, applied, contribution)
+        applied = await self._trainer_updates.commit(link, record, applied, contribution)
         root = await self._chain.prove(applied)
         await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
         self._tools.publish(RoundCommitted(link))

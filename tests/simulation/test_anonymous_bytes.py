@@ -15,11 +15,10 @@ MOST_BYTES_A_VALUE = {
     "rest": 2 * 15.0,
     "heal": 14.0,
     "join": 9.0,
-    "replay": 17.0,
+    "replay": 14.0,
 }
 """Of anonymous memory. In rounds and at rest two peers hold their states, 8 bytes each, up to four contributions, 1 each, and the
-world's genesis, 4 in all. A peer that replays commits holds its state, a result, the shift that its trainer takes, and that of the
-newest commit, 4 each.
+world's genesis, 4 in all. A peer that replays commits holds its state, a result, and the shift that its trainer takes, 4.
 """
 
 

@@ -119,6 +119,9 @@ class TrainerUpdater:
         self._is_loading = False
         """Whether the trainer is being told to load an anchor."""
 
+        self._is_replaying = False
+        """Whether the last commit was one that others followed already."""
+
         self._begun_life = 0
         """The trainer's restarts when the last shift in place was begun."""
 
@@ -201,19 +204,21 @@ class TrainerUpdater:
         return not progress.has_theta or any(task.loads for task in self._waiting)
 
     async def until_light(self, link: ChainLink, tree: CommitTree) -> None:
-        """Hold back a commit that others in `tree` follow already, until the trainer has the commits before it: a replay then makes
-        one vector at a time for it. A peer that is behind delays nobody by that.
+        """Hold back a commit of a replay until the trainer has the commits before it: one vector at a time is then made for it. A
+        replay is of commits that others in `tree` follow already, and of the one after these. A peer that is behind delays nobody.
         """
-        if tree.nodes[tree.tip].link.index <= link.index:
-            return
+        is_behind = tree.nodes[tree.tip].link.index > link.index
+        is_replay, self._is_replaying = is_behind or self._is_replaying, is_behind
         with trio.move_on_after(HELD_BACK_WITHIN_S):
-            while not (self.is_idle or self._loads_next(self._trainer.progress())):
+            while is_replay and not (self.is_idle or self._loads_next(self._trainer.progress())):
                 await self._idle.wait()
 
     async def commit(
         self, link: ChainLink, record: CommitRecord, applied: AppliedCommit, contribution: EncodedContribution | None
-    ) -> None:
-        """Queue a commit on our lineage; `contribution` is what we offered on its base."""
+    ) -> AppliedCommit:
+        """Queue a commit on our lineage; `contribution` is what we offered on its base. Returns the commit without the vectors that
+        only the trainer needs, so that the caller does not keep them.
+        """
         entry, grid = record.contributor(self._me), self._chain.tools.grid
         if entry is not None and contribution is not None and entry.root == contribution.root:
             self.pending_tokens += consumed_tokens(record, self._me)
@@ -239,6 +244,7 @@ class TrainerUpdater:
         )
         await self._put(task)
         await self._fold()
+        return AppliedCommit(applied.state)
 
     def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
         """How a commit is mixed into theta; None if it came after more tokens since the snapshot than mixing allows."""

@@ -194,7 +194,8 @@ async def test_a_commit_that_others_follow_already_waits_for_the_trainer_and_the
         tree = scene.party.chain.tree.add(one.link, one.certificate)
         longer = tree.add(later.link, later.certificate)
         began_s = trio.current_time()
-        await scene.adopter.until_light(one.link, longer)
+        for commit in (one, later):
+            await scene.adopter.until_light(commit.link, longer)
         assert trio.current_time() == began_s, "the trainer has everything"
         scene.trainer.hold("shift")
         await scene.commit(one, None)
@@ -208,6 +209,12 @@ async def test_a_commit_that_others_follow_already_waits_for_the_trainer_and_the
         assert trio.current_time() == began_s + 1.5 * HELD_BACK_WITHIN_S, (
             "a trainer that does not answer holds up nothing for ever"
         )
+        with trio.move_on_after(HELD_BACK_WITHIN_S / 2) as waiting:
+            await scene.adopter.until_light(later.link, longer)
+        assert waiting.cancelled_caught, "it ends a replay"
+        began_s = trio.current_time()
+        await scene.adopter.until_light(later.link, longer)
+        assert trio.current_time() == began_s, "the replay is over"
         scene.trainer.let_go("shift")
         await scene.adopter.until_light(one.link, longer)
         assert scene.adopter.is_idle
