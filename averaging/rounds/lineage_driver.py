@@ -145,13 +145,14 @@ class LineageDriver:
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link
+        await self._trainer_updates.until_light(link, self._state().tree)
         if self._chain.held.torn_at == link.parent:
             contribution = None  # its snapshot was overwritten, and the trainer has begun anew
         with spanned(self._tools.record, "apply", link.unit, round_index=link.index):
             begin_shift = partial(self._trainer_updates.begin_shift, record, contribution)
             applied = await self._chain.apply(link, action.certificate, begin_shift)
         # the trainer's queue comes before the machine: a delta that is asked for from now on waits for this adoption
-        await self._trainer_updates.commit(link, record, applied, contribution)
+        applied = await self._trainer_updates.commit(link, record, applied, contribution)
         root = await self._chain.prove(applied)
         await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
         self._tools.publish(RoundCommitted(link))

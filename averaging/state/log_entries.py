@@ -9,7 +9,7 @@ Rules: R26 (protocol/rounds/RULES.md).
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -174,15 +174,16 @@ def _as_entry(base: CommitId, raw: bytes) -> LoggedCertificate:
     return LoggedCertificate(base, _HEAD_BYTES + len(raw) + LOG_FRAME_BYTES, sha256(raw).digest())
 
 
-def kept_entries(logged: LoggedRounds, whole: Collection[CommitId]) -> list[bytes]:
-    """The entries of a log with these contents, with acks on the `whole` bases only."""
-    begins = logged.begins
-    entries = [milestone_entry(begins)] if begins is not None else []
-    entries += [certificate_entry(base, raw) for base, raw in logged.certificates]
-    entries += [_DISPLACED + base + raw for base, raw in logged.displaced]
+def kept_entries(logged: LoggedRounds, whole: Collection[CommitId]) -> Iterator[bytes]:
+    """The entries of a log with these contents, with acks on the `whole` bases only. Each is made when it is needed."""
+    if logged.begins is not None:
+        yield milestone_entry(logged.begins)
+    for base, raw in logged.certificates:
+        yield certificate_entry(base, raw)
+    for base, raw in logged.displaced:
+        yield _DISPLACED + base + raw
     for base, known in logged.bases.items():
-        entries += _entries_on(base, known, is_whole=base in whole)
-    return entries
+        yield from _entries_on(base, known, is_whole=base in whole)
 
 
 def connected(logged: LoggedRounds) -> LoggedRounds:

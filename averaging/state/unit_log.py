@@ -16,7 +16,8 @@ Rules: R8, R14, R16, R19, R24 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +43,7 @@ from averaging.state.log_entries import (
     switch_entry,
 )
 from averaging.state.log_sizes import LogSizes
+from averaging.system.freed_memory import give_back_freed
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root
 from protocol.rounds.messages.record import Ballot
@@ -52,6 +54,9 @@ log = structlog.get_logger()
 _RESULTS: Final = "results/"
 MAX_ENTRY_BYTES: Final = 8 << 20
 """Bytes of certificates in one entry, well below the length limit of a record."""
+
+LONG_BYTES: Final = 1 << 22
+"""After a rewrite of a log of so many bytes, freed memory is given back to the system."""
 
 WRITE_BYTES: Final = 1 << 21
 """Bytes of a result in one write: few enough to leave the processor to other tasks in between."""
@@ -298,14 +303,34 @@ class UnitLog:
         """
         await self.settle()
         async with self._writing:
-            logged, sizes = read_entries(await self._storage.read_records(LOG_NAME))
-            entries = kept_entries(connected(logged), sizes.whole_bases(newest, self._limits.kept_bases))
-            await self._storage.replace_log(LOG_NAME, entries)
+            self._sizes = await _rewritten(self._storage, newest, self._limits)
             self._leaves = None
-            self._sizes = LogSizes()
-            for entry in entries:
-                count_entry(entry, self._sizes)
             self._live_bytes = self._sizes.total_bytes
+        if self._live_bytes >= LONG_BYTES:
+            give_back_freed()
+
+
+async def _rewritten(storage: Storage, newest: Collection[CommitId], limits: LogLimits) -> LogSizes:
+    """Rewrite the log, and return its sizes. Its entries are made one by one while they are written, so a log of many rounds is in
+    memory once.
+    """
+    logged, sizes = read_entries(_drained(deque(await storage.read_records(LOG_NAME))))
+    whole, new_sizes = sizes.whole_bases(newest, limits.kept_bases), LogSizes()
+    await storage.replace_log(LOG_NAME, _counted(kept_entries(connected(logged), whole), new_sizes))
+    return new_sizes
+
+
+def _drained(records: deque[bytes]) -> Iterator[bytes]:
+    """The records in order; each is free once it was taken."""
+    while records:
+        yield records.popleft()
+
+
+def _counted(entries: Iterable[bytes], sizes: LogSizes) -> Iterator[bytes]:
+    """The entries, each added to `sizes`."""
+    for entry in entries:
+        count_entry(entry, sizes)
+        yield entry
 
 
 async def _write_own(own: BegunFile, data: bytes | memoryview) -> None:

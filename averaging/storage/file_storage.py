@@ -11,8 +11,8 @@ import itertools
 import os
 import struct
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams.interfaces import LOG_FRAME_BYTES, Offload
+from averaging.network.seams.interfaces import Offload
 from averaging.storage.storage_names import check_name
 from averaging.storage.uncached_file import CAN_BE_UNCACHED, UncachedFile
 from protocol.errors import LocalProtocolError, StorageError
@@ -84,20 +84,16 @@ class FileStorage:
             self._good_length[name] = await self._offload.run(lambda: _append(path, begin, record, is_named))
             self._named.add(name)
 
-    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
+    async def replace_log(self, name: str, records: Iterable[bytes]) -> None:
         """Durable and whole when it returns.
 
         Raises:
             StorageError: disk full or not writable; the log is the old one, or the new one if the sync of the folder failed.
         """
         path = self._path(name)
-        for record in records:
-            _check_length(record)
-        num_bytes = sum(LOG_FRAME_BYTES + len(record) for record in records)
         async with self._append_lock:
             self._forget(name)  # a replacement that fails may be on disk nevertheless
-            await self._offload.run(lambda: _write_atomic(path, [_framed(record) for record in records]))
-            self._good_length[name] = num_bytes
+            self._good_length[name] = await self._offload.run(lambda: _write_log(path, records))
             self._named.add(name)
 
     def _forget(self, name: str) -> None:
@@ -235,9 +231,31 @@ class _Unfinished:
 
 
 def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    with _written(path) as unfinished:
+        unfinished.add(parts)
+
+
+def _write_log(path: Path, records: Iterable[bytes]) -> int:
+    """Write a whole log, of which only some records are in memory at a time; returns its length."""
+    batch, batch_bytes, num_bytes = list[bytes](), 0, 0
+    with _written(path) as unfinished:
+        for record in records:
+            _check_length(record)
+            batch.append(_framed(record))
+            batch_bytes += len(batch[-1])
+            if batch_bytes >= EARLY_BYTES:
+                unfinished.add(batch)
+                batch, batch_bytes, num_bytes = [], 0, num_bytes + batch_bytes
+        unfinished.add(batch)
+    return num_bytes + batch_bytes
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[_Unfinished]:
+    """A file that is whole at the end of the block, or not there if the block fails."""
     unfinished = _Unfinished(path)
     try:
-        unfinished.add(parts)
+        yield unfinished
         unfinished.finish()
     except BaseException:
         unfinished.drop()

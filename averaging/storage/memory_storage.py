@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -154,7 +154,7 @@ class MemoryStorage:
             await self._sync(self._disk.begin(path, record))
             self._disk.logs.setdefault(path, []).append(record)
 
-    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
+    async def replace_log(self, name: str, records: Iterable[bytes]) -> None:
         """Durable and whole after one sync, or not there."""
         path, replacement = self._path(name), tuple(records)
         async with self._append_lock:

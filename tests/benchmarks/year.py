@@ -1,11 +1,11 @@
 """A run of a year: what its host and a peer keep of 50,000 rounds of 16 members, and what a start, a join and a day cost then.
 
-    python -m tests.benchmarks.year --json FILE [--quick]
+    python -m tests.benchmarks.year --json FILE [--quick] [--writes]
 
 Rounds are made one after another and given to the production code of both sides, each in a process of its own (year_sides.py). Records
 of the long run have a few slices, and the simulation's keyed hash signs them; start and join are measured on records with a slice for
 each member and Ed25519, at the moment when most commits have come since the newest milestone. Figures are processor time, since other
-programs share the machine. The bytes of a day are counted on a small model, and grow with its values.
+programs share the machine. The bytes of a day are counted on a small model, and grow with its values; `--writes` does only that.
 """
 
 from __future__ import annotations
@@ -139,8 +139,10 @@ def side_rows(host: Sequence[Values], peer: Sequence[Values], settled: Values, p
     ]
 
 
-def measure(plan: Plan, folder: Path) -> list[Row]:
+def measure(plan: Plan, folder: Path, *, writes_only: bool) -> list[Row]:
     """All figures. `folder` is for the files of both sides."""
+    if writes_only:
+        return written_rows(folder, plan.written_rounds)
     rounds = str(plan.num_rounds)
     host = Side("host", folder / "host", rounds, "--slices", "2")
     peer = Side("peer", folder / "peer", rounds, "--slices", "2")
@@ -154,10 +156,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.year", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="a day of rounds, without aims for memory")
+    parser.add_argument("--writes", action="store_true", help="the bytes of a day alone")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="potluck-year.", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
     try:
-        rows = measure(QUICK if options.quick else FULL, folder)
+        rows = measure(QUICK if options.quick else FULL, folder, writes_only=options.writes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     write_rows(rows, options.json)

@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -77,19 +77,24 @@ class _CountedFile(FileBegun):
         self._count = count
 
     async def add(self, part: bytes | memoryview) -> None:
-        self._count(len(part))
+        self._count(_disk_bytes(part))
         await super().add(part)
 
 
+def _disk_bytes(part: bytes | memoryview) -> int:
+    """A momentum of zeros becomes a hole of the file, which nothing is written for (averaging/storage/uncached_file.py)."""
+    return len(part) if any(part) else 0
+
+
 class CountingStorage(FileStorage):
-    """Counts the bytes that are written, by the first part of a file's name."""
+    """Counts the bytes that are written, by the first part of a file's name. Holes of a file are none."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, InlineOffload())
         self.written: Counter[str] = Counter()
 
     async def write_atomic(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        self.written[name.split("/")[0]] += sum(map(len, parts))
+        self.written[name.split("/")[0]] += sum(map(_disk_bytes, parts))
         await super().write_atomic(name, parts)
 
     def begin(self, name: str) -> FileBegun:
@@ -102,9 +107,10 @@ class CountingStorage(FileStorage):
         self.written[name] += len(record)
         await super().append(name, record)
 
-    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
-        self.written[name] += sum(map(len, records))
-        await super().replace_log(name, records)
+    async def replace_log(self, name: str, records: Iterable[bytes]) -> None:
+        everything = list(records)
+        self.written[name] += sum(map(len, everything))
+        await super().replace_log(name, everything)
 
 
 class HostSide:

@@ -2,7 +2,7 @@
 
 A process of its own, so that nothing but these peers takes memory. Their parameters lie in shared memory and their files on the disk,
 as with real peers; neither counts. Prints one JSON object with bytes for each part: `rounds` and `rest` are of two peers together;
-`heal` and `join` are what one of them, or a third, takes on top of what all hold then.
+`heal`, `join` and `replay` are what one of them, or another one, takes on top of what all hold then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -27,6 +28,8 @@ from averaging.codecs import codec_by_name
 from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.fetching.download import download_state, download_tools
 from averaging.rounds.lineage.round_reports import StateHealed
+from averaging.rounds.lineage.unit_chain import UnitChain
+from averaging.state.state import UnitState, absent_state
 from averaging.storage.file_storage import FileStorage
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.rounds.round_world import Party, RoundWorld
@@ -87,6 +90,18 @@ class MappedTrainer:
         return TrainerProgress(self._ready, self._trained, 1.0, 400.0, 0, "training", "")
 
 
+class LateTrainer(MappedTrainer):
+    """Takes each shift late, as a training process does whose steps are long. It trains nothing."""
+
+    SHIFT_S = 5.0
+
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        await trio.sleep(self.SHIFT_S)
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)
+
+
 def _shared(num_values: int) -> torch.Tensor:
     """(num_values,) float32 zeros in memory that is shared, so that its pages are not anonymous."""
     return torch.frombuffer(memoryview(mmap.mmap(-1, 4 * num_values)), dtype=torch.float32)
@@ -128,7 +143,7 @@ class Peak:
 
 
 async def measure(num_values: int, folder: Path, peak: Peak) -> None:
-    """Two peers hold some rounds; one makes its state again; a third joins them."""
+    """Two of three peers hold some rounds; one makes its state again; a newcomer joins them; the third replays what it missed."""
     grid, base = ChunkGrid(num_values, CHUNK_ELEMENTS), anonymous_bytes()
 
     def storage_of(party: Party) -> FileStorage:
@@ -137,9 +152,10 @@ async def measure(num_values: int, folder: Path, peak: Peak) -> None:
     async with trio.open_nursery() as nursery:
         codec = codec_by_name("int8")
         with peak.of("rounds", base):
-            world = RoundWorld(nursery, 2, ROUND_TOKENS, grid=grid, codec=codec, storage_of=storage_of)
+            world = RoundWorld(nursery, 3, ROUND_TOKENS, grid=grid, codec=codec, storage_of=storage_of)
             trainers = [MappedTrainer(num_values, step) for step in (0.01, -0.02)]
-            both = zip(world.parties, trainers, strict=True)
+            *parties, away = world.parties
+            both = zip(parties, trainers, strict=True)
             lives = [await live(world, nursery, party, trainer) for party, trainer in both]
             await until(lambda: all(life.index >= ROUNDS for life in lives), 600.0)
             for trainer in trainers:
@@ -153,6 +169,21 @@ async def measure(num_values: int, folder: Path, peak: Peak) -> None:
         SPARE.let_go(0.0)
         with peak.of("join", anonymous_bytes()):
             await _join(world.stranger, lives)
+        SPARE.let_go(0.0)
+        with peak.of("replay", anonymous_bytes()):
+            late = LateTrainer(num_values, 0.0)
+            late.is_paused = True
+
+            def make() -> UnitState:
+                zeros_N = torch.zeros(num_values)
+                return replace(world.genesis, anchor_N=zeros_N, momentum_N=zeros_N.clone())
+
+            absent = absent_state(world.genesis.header, num_values)
+            away.chain = UnitChain(
+                away.chain.tools, world.start_record, absent, make
+            )  # as a real peer, it lends its first state to nobody
+            life = await live(world, nursery, away, late)
+            await until(lambda: life.index >= lives[0].index and life.service.has_adopted, 600.0)
         nursery.cancel_scope.cancel()
 
 

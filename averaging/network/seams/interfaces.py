@@ -11,7 +11,7 @@ Rules: R20 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
@@ -311,9 +311,9 @@ class Storage(Protocol):
         """Append one framed record (length and checksum) and fsync. A torn tail is overwritten from the last good record on."""
         ...
 
-    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
+    async def replace_log(self, name: str, records: Iterable[bytes]) -> None:
         """Replace a whole log by these records. After a crash at any moment it is the old log or the new one. Appends wait
-        meanwhile.
+        meanwhile. The records are taken once, one after another, perhaps in another thread, so that a long log need not be in memory.
 
         Raises:
             StorageError: disk full or not writable; the log is the old one, or the new one if only the last step failed.

@@ -196,19 +196,16 @@ def _mix(
 
 
 def one_after_another(first: ParameterShift, second: ParameterShift, grid: ChunkGrid) -> ParameterShift:
-    """Two shifts as one: k2 (k1 theta + s1) + s2. If one of them loads an anchor, the result loads it."""
+    """Two shifts as one: k2 (k1 theta + s1) + s2, in the memory of the first. If one of them loads an anchor, the result loads it."""
     if first.shift_N is None or second.shift_N is None:
         return second if second.shift_N is None else first
     shift_N = first.shift_N
-    if second.kept:
-        shift_N = shift_N.clone()
-        for chunk, share in second.kept.items():
-            span = slice(*grid.bounds(chunk))
-            shift_N[span] = torch.mul(shift_N[span], share)
+    for chunk, share in second.kept.items():
+        shift_N[slice(*grid.bounds(chunk))].mul_(share)
     both = first.kept.keys() | second.kept.keys()
     kept = {chunk: first.kept.get(chunk, 1.0) * second.kept.get(chunk, 1.0) for chunk in both}
     credited = first.credited_tokens + second.credited_tokens
-    return ParameterShift(torch.add(shift_N, second.shift_N), credited, kept=kept)
+    return ParameterShift(shift_N.add_(second.shift_N), credited, kept=kept)
 
 
 def kept_parts(kept: Mapping[int, float], grid: ChunkGrid) -> tuple[KeptPart, ...]:

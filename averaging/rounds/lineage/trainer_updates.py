@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import takewhile
@@ -13,7 +13,7 @@ import structlog
 import torch
 import trio
 
-from averaging.network.seams.interfaces import Offload, Trainer
+from averaging.network.seams.interfaces import Offload, Trainer, TrainerProgress
 from averaging.rounds.lineage.adoption import (
     AdoptionShift,
     Mixed,
@@ -33,6 +33,7 @@ from averaging.state.state import UnitState
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.lineage import CommitTree
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -52,6 +53,9 @@ byte a value for each of them.
 MOST_WAITING: Final = 1
 """The most commits that wait for the trainer separately, each with vectors of the whole unit; more are merged into one."""
 
+HELD_BACK_WITHIN_S: Final = 60.0
+"""How long a replayed commit waits for the trainer, at most: a step on a slow machine, or an evaluation."""
+
 _LONG_AGO: Final = 1 << 62
 """Tokens since the snapshot for commits that were merged while they waited: more than any delay, so none of them is mixed into
 theta.
@@ -65,6 +69,13 @@ ADOPT_COST_S: Final = 0.002
 class _Task:
     """One update of the trainer: `adopt(tokens ready)` computes the shift, `anchor_N` is the new anchor. Waiting commits are sent
     as one update.
+
+    Attributes:
+        is_made: whether the shift was made with a commit that moved the state in place, so that `anchor_N` may move on before the
+            trainer has it.
+        loads: whether the trainer loads the anchor, as it is then.
+        life: restarts of the trainer before the shift was made in place. A trainer that has restarted since loads the anchor: it may
+            have begun at a later one. None: the shift fits whatever it began at.
     """
 
     adopt: Callable[[int], ParameterShift]
@@ -72,6 +83,9 @@ class _Task:
     schedule_tokens: int
     is_commit: bool = False
     round_index: int = 0
+    is_made: bool = False
+    loads: bool = False
+    life: int | None = None
 
 
 class TrainerUpdater:
@@ -102,6 +116,15 @@ class TrainerUpdater:
         self._num_replicas = 1
         self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
         self._waiting: deque[_Task] = deque()
+        self._is_loading = False
+        """Whether the trainer is being told to load an anchor."""
+
+        self._is_replaying = False
+        """Whether the last commit was one that others followed already."""
+
+        self._begun_life = 0
+        """The trainer's restarts when the last shift in place was begun."""
+
         self._taking = trio.Lock()
         """Lock for turning waiting tasks into one shift: in order, each once."""
 
@@ -162,19 +185,40 @@ class TrainerUpdater:
         self, record: CommitRecord, contribution: EncodedContribution | None
     ) -> AdoptionShift | NoShift | None:
         """The shift of a commit that moves the state in place; `contribution` is what we offered on its base. None while the trainer
-        lacks updates: it, and they, still need the anchors of earlier commits.
+        lacks an update that still needs the anchor of an earlier commit.
 
-        A trainer without theta needs none of these. It may read the anchor while a commit moves it, but each such commit is followed
-        by a load of its own.
+        A trainer without theta, or one that loads the anchor next, needs no shift. It may read the anchor while a commit moves it, but
+        each such commit is followed by a load of its own.
         """
-        if not self._trainer.progress().has_theta:
+        progress, grid = self._trainer.progress(), self._chain.tools.grid
+        if self._loads_next(progress):
             return NoShift()
-        return None if not self.is_idle else AdoptionShift(record, self._me, contribution, self._chain.tools.grid)
+        is_late = not (self.is_idle or self._is_loading) and all(task.is_made for task in self._waiting)
+        if not self.is_idle and not (is_late and contribution is None):
+            return None
+        self._begun_life = progress.restarts
+        return AdoptionShift(record, self._me, contribution, grid)
+
+    def _loads_next(self, progress: TrainerProgress) -> bool:
+        """Whether the trainer loads the anchor before it trains on, or as its next update."""
+        return not progress.has_theta or any(task.loads for task in self._waiting)
+
+    async def until_light(self, link: ChainLink, tree: CommitTree) -> None:
+        """Hold back a commit of a replay until the trainer has the commits before it: one vector at a time is then made for it. A
+        replay is of commits that others in `tree` follow already, and of the one after these. A peer that is behind delays nobody.
+        """
+        is_behind = tree.nodes[tree.tip].link.index > link.index
+        is_replay, self._is_replaying = is_behind or self._is_replaying, is_behind
+        with trio.move_on_after(HELD_BACK_WITHIN_S):
+            while is_replay and not (self.is_idle or self._loads_next(self._trainer.progress())):
+                await self._idle.wait()
 
     async def commit(
         self, link: ChainLink, record: CommitRecord, applied: AppliedCommit, contribution: EncodedContribution | None
-    ) -> None:
-        """Queue a commit on our lineage; `contribution` is what we offered on its base."""
+    ) -> AppliedCommit:
+        """Queue a commit on our lineage; `contribution` is what we offered on its base. Returns the commit without the vectors that
+        only the trainer needs, so that the caller does not keep them.
+        """
         entry, grid = record.contributor(self._me), self._chain.tools.grid
         if entry is not None and contribution is not None and entry.root == contribution.root:
             self.pending_tokens += consumed_tokens(record, self._me)
@@ -187,8 +231,20 @@ class TrainerUpdater:
 
         if not self._trainer.progress().has_theta:
             applied = AppliedCommit(applied.state)
-        await self._put(adopt, applied.state.anchor_N, link.total_tokens, commit=link)
+        is_made = applied.shift_N is not None
+        task = _Task(
+            adopt,
+            applied.state.anchor_N,
+            link.total_tokens,
+            is_commit=True,
+            round_index=link.index,
+            is_made=is_made,
+            loads=not is_made and applied.previous_anchor_N is None,
+            life=self._begun_life if is_made else None,
+        )
+        await self._put(task)
         await self._fold()
+        return AppliedCommit(applied.state)
 
     def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
         """How a commit is mixed into theta; None if it came after more tokens since the snapshot than mixing allows."""
@@ -211,27 +267,19 @@ class TrainerUpdater:
                 feedback.switch(adoption.feedback, prepared.state.head)
             return adoption
 
-        await self._put(adopt, prepared.state.anchor_N, prepared.state.total_tokens)
+        await self._put(_Task(adopt, prepared.state.anchor_N, prepared.state.total_tokens))
 
     async def correct(self, shift_N: torch.Tensor | None, state: UnitState) -> None:
         """Correct an anchor that was wrong by `shift_N`, (N,) float32: local work is kept. None: nobody knows by how much, and theta
         starts from the anchor.
         """
-        await self._put(lambda tokens_ready: ParameterShift(shift_N, 0), state.anchor_N, state.total_tokens)
+        task = _Task(lambda _: ParameterShift(shift_N, 0), state.anchor_N, state.total_tokens, loads=shift_N is None)
+        await self._put(task)
 
-    async def _put(
-        self,
-        adopt: Callable[[int], ParameterShift],
-        anchor_N: torch.Tensor,
-        schedule_tokens: int,
-        *,
-        commit: ChainLink | None = None,
-    ) -> None:
+    async def _put(self, task: _Task) -> None:
         if self._idle.is_set():
             self._idle = trio.Event()
-        index = commit.index if commit is not None else 0
-        run_tokens = self._run_tokens(schedule_tokens)
-        self._waiting.append(_Task(adopt, anchor_N, run_tokens, commit is not None, index))
+        self._waiting.append(replace(task, schedule_tokens=self._run_tokens(task.schedule_tokens)))
         arrived, self._arrived = self._arrived, trio.Event()
         arrived.set()
         await trio.lowlevel.checkpoint()
@@ -244,7 +292,7 @@ class TrainerUpdater:
             tasks = self._next_together()
             if len(tasks) > MOST_WAITING:
                 adoption = await self._take(tasks, _LONG_AGO)
-                self._waiting.appendleft(replace(tasks[-1], adopt=lambda tokens_ready: adoption))
+                self._waiting.appendleft(_as_one(tasks, adoption))
 
     async def _take(self, tasks: list[_Task], tokens_ready: int) -> ParameterShift:
         """The first waiting tasks as one shift; they are removed from the queue."""
@@ -266,6 +314,9 @@ class TrainerUpdater:
             progress = self._trainer.progress()
             self._num_replicas = progress.num_replicas
             adoption = await self._take(tasks, progress.tokens_ready)
+            if any(task.life not in (None, self._trainer.progress().restarts) for task in tasks):
+                adoption = ParameterShift(None, 0)
+            self._is_loading = adoption.shift_N is None
         if adoption.remark:
             log.warning("local_work", reason=adoption.remark)
         what = f"{adoption.credited_tokens} tokens of ours counted{', mixed in' if adoption.kept else ''}"
@@ -283,6 +334,18 @@ class TrainerUpdater:
             schedule_tokens=last.schedule_tokens,
             kept=kept_parts(adoption.kept, self._chain.tools.grid),
         )
+
+
+def _as_one(tasks: Sequence[_Task], adoption: ParameterShift) -> _Task:
+    """Waiting commits that were merged into one shift."""
+    lives = [task.life for task in tasks if task.life is not None]
+    return replace(
+        tasks[-1],
+        adopt=lambda tokens_ready: adoption,
+        is_made=True,
+        loads=adoption.shift_N is None,
+        life=min(lives, default=None),
+    )
 
 
 def _together(adoptions: Iterable[ParameterShift], grid: ChunkGrid) -> ParameterShift:

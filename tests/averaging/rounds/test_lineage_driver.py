@@ -163,8 +163,9 @@ async def test_what_was_offered_before_a_step_that_failed_half_way_is_dropped_wi
                 await scene.commit(last)
         await scene.bench.adopter.wait_adopted()
 
-        async def take(link: ChainLink, record: CommitRecord, applied: AppliedCommit, offered: object) -> None:
+        async def take(link: ChainLink, record: CommitRecord, applied: AppliedCommit, offered: object) -> AppliedCommit:
             taken.append(offered)
+            return applied
 
         def fails(*_: object) -> None:
             raise RemoteProtocolError("a bit that flipped", "none")

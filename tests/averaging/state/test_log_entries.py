@@ -57,7 +57,7 @@ def test_a_log_begins_at_its_milestone_and_forgets_all_that_was_before_it() -> N
     assert logged.begins == begins
     assert [base for base, _ in logged.certificates] == [_base(made) for made in lineage[2:]]
     assert set(logged.bases) == {_base(made) for made in lineage[2:]}
-    rewritten = kept_entries(logged, set(logged.bases))
+    rewritten = list(kept_entries(logged, set(logged.bases)))
     again, exact = read_entries(rewritten)
     assert again == logged
     assert exact.total_bytes == sizes.live_bytes(set(logged.bases))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES, BegunFile
 from averaging.network.seams.offload import ThreadOffload
 from averaging.state import log_sizes, unit_log
-from averaging.state.log_entries import LOG_NAME, LoggedContribution, LoggedRounds
+from averaging.state.log_entries import LOG_NAME, LoggedContribution, LoggedRounds, certificate_entry
 from averaging.state.unit_log import WRITE_BYTES, LogLimits, UnitLog
 from averaging.storage.file_storage import FileBegun, FileStorage
 from averaging.storage.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
@@ -24,6 +25,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.messages import AckedRecord, Certificate
 from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 from protocol.rounds.messages.wire import commit_id, decode_certificate, encode_certificate, encode_record
+from tests.virtual import InlineOffload
 
 Clock = trio.testing.MockClock
 BASE, NEXT, LAST = CommitId(b"b" * 32), CommitId(b"n" * 32), CommitId(b"l" * 32)
@@ -648,3 +650,22 @@ async def test_a_result_of_which_a_file_has_the_beginning_gets_the_rest(autojump
     await begun.add(data[: WRITE_BYTES + 1])
     await log.write_result(NEXT, ROOT, data, begun)
     assert await log.read_result(NEXT, ROOT) == data
+
+
+async def test_a_long_log_is_in_memory_about_twice_while_it_is_rewritten(tmp_path: Path) -> None:
+    """As read from the disk, and record by record; what is written is made in parts."""
+    storage, size_bytes = FileStorage(tmp_path, InlineOffload()), 1 << 13
+    certificates = [random.Random(number).randbytes(size_bytes) for number in range(1 << 10)]
+    bases = [CommitId(sha256(raw).digest()) for raw in certificates]
+    await storage.replace_log(LOG_NAME, list(map(certificate_entry, bases, certificates)))
+    log = UnitLog(storage)
+    long_bytes = size_bytes * len(certificates)
+    del certificates
+    tracemalloc.start()
+    try:
+        await log.compact(bases)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes <= 2.5 * long_bytes
+    assert [base for base, _ in (await log.load()).certificates] == bases

@@ -216,11 +216,13 @@ def _spans() -> list[tuple[int, int]]:
 async def test_two_adoptions_together_are_the_one_after_the_other(autojump_clock: Clock) -> None:
     first = ParameterShift(_vector(1), 30, kept={0: 0.5, 1: 0.25})
     second = ParameterShift(_vector(2), 12, kept={1: 0.5, 3: 0.0})
-    both = one_after_another(first, second, GRID)
     theta_N = _vector(3)
-    _close(_moved(theta_N, both), _moved(_moved(theta_N, first), second))
+    moved_N = _moved(_moved(theta_N, first), second)
+    both = one_after_another(first, second, GRID)
+    _close(_moved(theta_N, both), moved_N)
     assert both.credited_tokens == 42
-    _close(first.shift_N, _vector(1))
+    assert both.shift_N is first.shift_N, "it takes no memory"
+    _close(second.shift_N, _vector(2))
 
 
 async def test_neighbouring_chunks_with_one_share_are_one_part(autojump_clock: Clock) -> None:

@@ -238,27 +238,37 @@ class LateTrainer:
     """Takes no update before `goes_on` is set, and trains nothing."""
 
     def __init__(self, theta_N: torch.Tensor) -> None:
-        self.theta_N = theta_N.clone()
+        self.anchor_N, self.theta_N = theta_N, theta_N.clone()
         self.goes_on = trio.Event()
+        self.restarts = self._life_of_theta = 0
+
+    def die(self) -> None:
+        """Its process dies, and the next one begins at once with the anchor as it is now."""
+        self.restarts += 1
+        self.theta_N = self.anchor_N.clone()
 
     def progress(self) -> TrainerProgress:
-        return TrainerProgress(0, 0, None, 0.0, 0, "training", "")
+        has_theta = self.restarts == self._life_of_theta
+        return TrainerProgress(0, 0, None, 0.0, self.restarts, "training", "", has_theta=has_theta)
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """Its process does not die."""
+        self.anchor_N = anchor_N
 
     async def snapshot(self) -> Snapshot:
         raise NotImplementedError
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
         await self.goes_on.wait()
-        self.theta_N = anchor_N.clone()
+        self.theta_N, self._life_of_theta = anchor_N.clone(), self.restarts
 
     async def shift(
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
     ) -> None:
         await self.goes_on.wait()
-        self.theta_N = self.theta_N + shift_N
+        if self._life_of_theta != self.restarts:
+            await self.load(self.anchor_N, schedule_tokens=schedule_tokens)
+        else:
+            self.theta_N = self.theta_N + shift_N
 
 
 class Late:
@@ -310,7 +320,35 @@ async def test_commits_that_come_while_an_update_waits_are_each_added_once(autoj
         await late.assert_there()
 
 
-async def test_so_are_those_that_come_while_somebody_reads_the_state(autojump_clock: Clock) -> None:
+async def test_commits_that_come_while_an_update_waits_move_the_state_in_place(autojump_clock: Clock) -> None:
+    async with _late() as late:
+        made = late.world.commits(6)
+        vectors = late.chain.state.vectors
+        for commit in made[1:]:
+            await late.apply(commit)
+            assert all(now is old for now, old in zip(late.chain.state.vectors, vectors, strict=True))
+        await late.assert_there()
+
+
+@pytest.mark.parametrize("dies_after", range(1, 6))
+@pytest.mark.parametrize("goes_on_after", range(1, 6))
+async def test_a_training_process_that_dies_while_updates_wait_ends_at_the_anchor(
+    autojump_clock: Clock, dies_after: int, goes_on_after: int
+) -> None:
+    """It may begin anew with an anchor that has moved on, and must not be shifted there once more."""
+    async with _late() as late:
+        for number, commit in enumerate(late.world.commits(6)[1:], start=1):
+            await late.apply(commit)
+            if number == dies_after:
+                late.trainer.die()
+            if number == goes_on_after:
+                late.trainer.goes_on.set()
+                await trio.sleep(0.1)
+                late.trainer.goes_on = trio.Event()
+        await late.assert_there()
+
+
+async def test_commits_are_each_added_once_that_come_while_somebody_reads_the_state(autojump_clock: Clock) -> None:
     async with _late() as late:
         made = late.world.commits(5)
         await late.apply(made[1])
@@ -322,7 +360,7 @@ async def test_so_are_those_that_come_while_somebody_reads_the_state(autojump_cl
         await late.assert_there()
 
 
-async def test_so_is_one_that_comes_after_a_switch_that_waits(autojump_clock: Clock) -> None:
+async def test_a_commit_is_added_once_that_comes_after_a_switch_that_waits(autojump_clock: Clock) -> None:
     async with _late() as late:
         chain, fork = late.chain, late.chain.head
         mine, other = (late.world.commit_on(fork, seed, attested_root=chain.root) for seed in (2, 3))

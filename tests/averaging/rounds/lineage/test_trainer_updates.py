@@ -12,7 +12,7 @@ import trio.testing
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.lineage.adoption import Mixing
-from averaging.rounds.lineage.trainer_updates import MOST_WAITING, NUM_KEPT, TrainerUpdater
+from averaging.rounds.lineage.trainer_updates import HELD_BACK_WITHIN_S, MOST_WAITING, NUM_KEPT, TrainerUpdater
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.contribution import EncodedContribution
 from protocol.errors import MachineError
@@ -183,6 +183,41 @@ async def test_a_training_process_that_does_not_come_up_keeps_no_more_vectors_ho
         torch.testing.assert_close(scene.trainer.anchor_N, chain.state.anchor_N, rtol=0, atol=0)
         torch.testing.assert_close(scene.trainer.theta_N, chain.state.anchor_N + 0.5, rtol=1e-4, atol=1e-4)
         assert (scene.trainer.tokens, scene.trainer.schedule) == (30, chain.head.total_tokens)
+
+
+async def test_a_commit_that_others_follow_already_waits_for_the_trainer_and_the_newest_does_not(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene() as scene:
+        one = scene.next_commit(1, None)
+        later = scene.world.commit_on(one.link, 3)
+        tree = scene.party.chain.tree.add(one.link, one.certificate)
+        longer = tree.add(later.link, later.certificate)
+        began_s = trio.current_time()
+        for commit in (one, later):
+            await scene.adopter.until_light(commit.link, longer)
+        assert trio.current_time() == began_s, "the trainer has everything"
+        scene.trainer.hold("shift")
+        await scene.commit(one, None)
+        began_s = trio.current_time()
+        await scene.adopter.until_light(one.link, tree)
+        assert trio.current_time() == began_s, "the newest commit waits for nothing"
+        with trio.move_on_after(HELD_BACK_WITHIN_S / 2) as waiting:
+            await scene.adopter.until_light(one.link, longer)
+        assert waiting.cancelled_caught
+        await scene.adopter.until_light(one.link, longer)
+        assert trio.current_time() == began_s + 1.5 * HELD_BACK_WITHIN_S, (
+            "a trainer that does not answer holds up nothing for ever"
+        )
+        with trio.move_on_after(HELD_BACK_WITHIN_S / 2) as waiting:
+            await scene.adopter.until_light(later.link, longer)
+        assert waiting.cancelled_caught, "it ends a replay"
+        began_s = trio.current_time()
+        await scene.adopter.until_light(later.link, longer)
+        assert trio.current_time() == began_s, "the replay is over"
+        scene.trainer.let_go("shift")
+        await scene.adopter.until_light(one.link, longer)
+        assert scene.adopter.is_idle
 
 
 async def test_a_trainer_that_fails_is_left_alone_and_hears_of_the_next_commit(autojump_clock: Clock) -> None:
