@@ -256,10 +256,12 @@ def _replica(cards: Sequence[OwnedCard], task: Task, links: Links) -> LayoutChoi
 
 
 def _first_that_fits(plans: Iterable[tuple[Mesh, Choice]]) -> tuple[Mesh, Choice]:
-    """The first one that fits a card, else the one that lacks least. There is at least one."""
+    """The first one that fits a card with its parameters there, else the first that fits, else the one that lacks least. There is at
+    least one.
+    """
     tried = []
     for one in plans:
-        if not one[1].missing_bytes:
+        if not one[1].missing_bytes and one[1].plan.offload != "all":
             return one
         tried.append(one)
     return min(tried, key=lambda one: one[1].missing_bytes)

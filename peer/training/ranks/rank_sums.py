@@ -18,13 +18,13 @@ def summed(values: Sequence[float | torch.Tensor], device: torch.device) -> list
 
 
 def own_square(grads: Sequence[tuple[torch.Tensor, float]], device: torch.device) -> torch.Tensor:
-    """Sum of the squares of gradients, each times its share: a scalar of float64."""
+    """Sum of the squares of gradients, each times its share: a scalar of float64, on `device` wherever the gradients lie."""
     counted = [(grad, share) for grad, share in grads if grad.numel()]
     if not counted:
         return torch.zeros((), dtype=torch.float64, device=device)
     norms = torch.stack(torch._foreach_norm([grad for grad, _ in counted])).double()
-    shares = torch.tensor([share for _, share in counted], dtype=torch.float64, device=device)
-    return (norms.square() * shares).sum()
+    shares = torch.tensor([share for _, share in counted], dtype=torch.float64, device=norms.device)
+    return (norms.square() * shares).sum().to(device)
 
 
 def take_first(values: Sequence[torch.Tensor], ranks: DeviceMesh) -> None:

@@ -19,6 +19,7 @@ from peer.pipeline.stage.stage_channel import StagePlan
 from peer.pipeline.stage.stage_ranks import RanksApart, StageRanks, alone_on_stage
 from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.pipeline.stage.stage_worker import StageWorker
+from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.layout import Mesh
 from peer.training.ranks.process_group import open_process_group
 from peer.training.ranks.rank_group import RankGone, RankGroup, meet
@@ -101,7 +102,8 @@ def _followed(plan: StagePlan, group: RankGroup) -> torch.Tensor:
 
 
 def test_a_stage_on_two_cards_trains_as_on_one_and_its_snapshots_are_those_of_one(short_path: Path) -> None:
-    plans = [stage_plan(short_path, stage) for stage in range(2)]
+    in_machine = CardPlan(offload="all")
+    plans = [stage_plan(short_path, 0), stage_plan(short_path, 1, card_plan=in_machine)]
     for stage, plan in enumerate(plans):
         (short_path / f"plan-{stage}.json").write_text(plan.model_dump_json())
     with stage_worker(plans[0]) as first, stage_worker(plans[1]) as last:
