@@ -17,7 +17,9 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +28,7 @@ from averaging.gc_freeze import frozen_imports
 with frozen_imports():
     from peer.machine.card_faults import card_fault
     from peer.machine.device import card_uuid, choose_device, held_by_others, is_out_of_memory
-    from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
+    from peer.pipeline.stage.stage_channel import StagePlan
     from peer.pipeline.stage.stage_worker import is_stage_plan, run_stage
     from peer.training.evaluation import EvaluationDoesNotFit, EvaluationRanOut
     from peer.training.local_training import LocalTrainer, card_at_work
@@ -44,7 +46,7 @@ with frozen_imports():
         written_within,
     )
     from peer.training.supervision.wires import prepare_wires
-    from peer.training.training_plan import TrainingPlan
+    from peer.training.training_plan import MachinePlan, TrainingPlan
     from peer.training.worker_channel import (
         Area,
         Command,
@@ -369,6 +371,10 @@ def _report(plan: TrainingPlan, micro_batch: int, error: Exception) -> OutOfMemo
         found = _ran_out(plan, micro_batch)
         is_other = isinstance(error, EvaluationRanOut)
         return found.model_copy(update={"in_evaluation": True, "is_final": False}) if is_other else found
+    return _failed(plan, error)
+
+
+def _failed(plan: MachinePlan, error: Exception) -> Failed:
     fault = card_fault(error)
     is_gone = fault is not None and fault.is_gone
     return Failed(reason=_in_words(error), is_of_card=fault is not None, is_gone=is_gone, is_echo=_is_echo(error, plan))
@@ -384,26 +390,26 @@ def _in_words(error: Exception) -> str:
     return error.one_line() if isinstance(error, PotluckError) else one_line(error)
 
 
-def _is_understood(error: Exception, plan: TrainingPlan | None = None) -> bool:
+def _is_understood(error: Exception, plan: MachinePlan) -> bool:
     """Whether a line says everything of the error, so that no traceback is needed."""
-    is_others = plan is not None and _is_echo(error, plan)
+    is_others = _is_echo(error, plan)
     return is_others or is_out_of_memory(error) or card_fault(error) is not None or isinstance(error, PotluckError)
 
 
-def _is_echo(error: Exception, plan: TrainingPlan) -> bool:
+def _is_echo(error: Exception, plan: MachinePlan) -> bool:
     """Whether another rank is most likely the reason."""
     return plan.mesh.num_ranks > 1 and card_fault(error) is None and is_echo(type(error).__name__, str(error))
 
 
-def _run_stage(channel: socket.socket, first: bytes) -> int:
+def _run_stage(channel: socket.socket, plan: StagePlan) -> int:
     try:
-        run_stage(channel, first, int(sys.argv[2]))
+        run_stage(channel, plan, int(sys.argv[2]))
     except (BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
         with suppress(OSError):
-            channel.sendall(frame(StageReply(number=FAREWELL, failed=_in_words(error))))
-        if not _is_understood(error):
+            channel.sendall(frame(_failed(plan, error)))
+        if not _is_understood(error, plan):
             raise
         return EXIT_OUT_OF_MEMORY if is_out_of_memory(error) else EXIT_FAILED
     return 0
@@ -418,20 +424,27 @@ def main() -> int:
     first = read_message(channel)
     if first is None:
         return 0
-    if is_stage_plan(first):
-        return _run_stage(channel, first)
-    plan = TrainingPlan.model_validate_json(first)
-    if plan.mesh.num_ranks == 1:
-        return _train(channel, plan)
+    work, num_ranks = _work_of(channel, first)
+    if num_ranks == 1:
+        return work()
     leave_after_daemon(channel, EXIT_FAILED)
     code = EXIT_FAILED
     try:
-        code = _train(channel, plan)
+        code = work()
     except Exception:  # noqa: BLE001 - this process ends here
         traceback.print_exc()
     finally:
         _leave(code)
     return code
+
+
+def _work_of(channel: socket.socket, first: bytes) -> tuple[Callable[[], int], int]:
+    """The work that the plan in the first message asks for, and how many processes share it."""
+    if is_stage_plan(first):
+        of_stage = StagePlan.model_validate_json(first)
+        return partial(_run_stage, channel, of_stage), of_stage.mesh.num_ranks
+    plan = TrainingPlan.model_validate_json(first)
+    return partial(_train, channel, plan), plan.mesh.num_ranks
 
 
 def _leave(code: int) -> None:

@@ -10,11 +10,12 @@ from peer.cards.own_cards import OwnCards
 from peer.machine.torch_extras import has_torchao, why_no_compiler
 from peer.settings.config import PeerConfig, whole_bytes
 from peer.training.plan.card_memory_core import run_load
-from peer.training.plan.layout import Layout, World
+from peer.training.plan.layout import Layout, Mesh, World
 from peer.training.plan.layout_core import LayoutChoice, SplitRules, Task, choose_layout, one_world
 from peer.training.plan.owned_cards_core import LeftOut
 from peer.training.plan.plan_core import Limits, allows_int8
 from peer.training.plan.split_core import why_no_context, why_no_tensor
+from peer.training.plan.stage_layout_core import stage_devices, stage_layout
 from protocol.run.manifest import RunConfig
 
 
@@ -29,8 +30,9 @@ def layout_of(own: OwnCards, config: PeerConfig, run: RunConfig, experts: Sequen
     """
     if not own.cards:
         return _without_cards(own)
-    if run.stages is not None:
-        return _of_stage(own)
+    if run.pipeline is not None:
+        found = stage_layout(own.cards, _stage_sequences(run), config.split, config.max_gpu_celsius)
+        return _with_left_out(found, own.left_out)
     found = choose_layout(own.cards, task_of(config, run, experts, own.cards[0].card.kind), config.split, own.links)
     return _with_left_out(found, own.left_out)
 
@@ -69,11 +71,16 @@ def _without_cards(own: OwnCards) -> LayoutChoice:
     return LayoutChoice(layout, (), own.left_out)
 
 
-def _of_stage(own: OwnCards) -> LayoutChoice:
-    """A stage is held by one card: the one with most memory."""
-    card = max(own.cards, key=lambda card: card.card.memory_bytes)
-    others = tuple(LeftOut(other, "a stage takes one card") for other in own.cards if other is not card)
-    return LayoutChoice(Layout(worlds=(World(devices=(card.device,)),)), ((card,),), (*own.left_out, *others))
+def stage_world_without(run: RunConfig, left: Sequence[str]) -> World | None:
+    """The cards to go on with on these devices, when another one of a stage's is lost. None if training has to wait for the card."""
+    devices = stage_devices(left, _stage_sequences(run)) if left else ()
+    return World(devices=devices, mesh=Mesh(shard=len(devices))) if devices else None
+
+
+def _stage_sequences(run: RunConfig) -> int:
+    """Sequences of a micro-batch between stages."""
+    num_micro_batches = run.pipeline.micro_batches if run.pipeline is not None else 1
+    return run.inner.batch_tokens // run.model.context_tokens // num_micro_batches
 
 
 def _with_left_out(found: LayoutChoice, before: tuple[LeftOut, ...]) -> LayoutChoice:

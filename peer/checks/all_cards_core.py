@@ -47,7 +47,7 @@ def layout_lines(choice: LayoutChoice) -> Iterable[str]:
     """How several cards would train a run: the layout with its reason, each card with its GB, and those that are left out."""
     if choice.layout.reason:
         yield choice.layout.reason
-    for world, plan in zip(choice.cards, choice.plans, strict=True):
+    for world, plan in zip(choice.cards, choice.plans, strict=bool(choice.plans)):  # of a stage no plans are known yet
         for card in world:
             yield f"{card.words}: {plan.expected_bytes / 1e9:.1f} of {plan.usable_bytes / 1e9:.1f} GB"
     for out in choice.left_out:

@@ -23,6 +23,7 @@ from averaging.rounds.traffic.discovery import Rhythm, list_peers
 from averaging.rounds.unit_service import RoundService
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
+from peer.cards.layout_of import stage_world_without
 from peer.holdings.held_stage import HORIZON_S, OwnStage
 from peer.holdings.move_costs import MoveCosts
 from peer.membership.joining import open_start_record
@@ -42,6 +43,7 @@ from peer.session.run_layout import run_layout
 from peer.session.session import JoinedSession, PeerSession
 from peer.status.status_of import status_of
 from peer.training.plan.card_report import with_notes
+from peer.training.plan.card_state import CardState
 from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.host.reports import HeldoutResult
@@ -145,13 +147,14 @@ async def train_in_lanes(
     rounds = peer_rounds(joined, follower)
     ended = partial(_is_after_the_end, rounds, chain, run.config.run.total_tokens)
     shares = StageShares(chain, run.form, ended, partial(_measured, joined, rounds))
-    layout = await run_layout(joined.life, run.config, None, None, ())
+    (world,) = (await run_layout(joined.life, run.config, None, None, ())).worlds
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
-    if layout.worlds[0].devices != ("auto",):
-        plan = plan.model_copy(update={"device": layout.worlds[0].devices[0]})
-    async with open_stage_process(plan, joined.life.worker) as process:
-        joined.life.board.machine.trains_on = lambda: process.card
-        joined.life.board.card_report = lambda: with_notes(process.card_report, process.compile_note)
+    if world.devices != ("auto",):
+        plan = plan.model_copy(update={"device": world.devices[0], "mesh": world.mesh})
+    without = partial(stage_world_without, run.config)
+    devices = world.devices if world.mesh.num_ranks > 1 else ()
+    async with open_stage_process(plan, joined.life.worker, devices, without) as process:
+        _show(joined.life, process, shares)
         control = LaneControl(process, shares, first)
         holders = _holders(joined, run, rounds)
         moves = _moves(joined, run, holders, control)
@@ -164,6 +167,18 @@ async def train_in_lanes(
         rounds.serve()
         lanes.serve()
         await _run(joined, rounds, service, lanes, control, moves)
+
+
+def _show(life: PeerSession, process: StageProcess, shares: StageShares) -> None:
+    """Let the owner and the sensors see the cards that hold the stage."""
+    board = life.board
+
+    def cards() -> tuple[CardState, ...]:
+        progress = shares.progress(0, 0)
+        return process.cards(progress.tokens_per_s, progress.tokens_trained)
+
+    board.machine.trains_on, board.cards = lambda: process.card, cards
+    board.card_report = lambda: with_notes(process.card_report, process.compile_note)
 
 
 def _measured(joined: JoinedSession, rounds: PeerRounds, round_: int, nats: float) -> None:

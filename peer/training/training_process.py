@@ -25,7 +25,7 @@ from peer.training.plan.card_report import CardReport
 from peer.training.supervision.ends_core import EndKind, RankEnd, cause_of
 from peer.training.supervision.meeting_folder import meeting_folder, meeting_roots
 from peer.training.supervision.process_readings import is_stopped, runnable_s
-from peer.training.training_plan import TrainingPlan
+from peer.training.training_plan import MachinePlan
 from peer.training.worker_channel import (
     MAX_MESSAGE_BYTES,
     Failed,
@@ -41,6 +41,7 @@ from peer.training.worker_process import EarlyWorker, WorkerProcess, shared_memo
 from protocol.errors import LocalProtocolError, MachineError
 
 T = TypeVar("T")
+Plan = TypeVar("Plan", bound=MachinePlan)
 
 RESTART_PAUSE_S: Final = 0.5
 SLOW_RESTART_S: Final = 10.0
@@ -208,7 +209,7 @@ class TrainingProcess:
 
     async def live_together(
         self,
-        plan: TrainingPlan,
+        plan: MachinePlan,
         devices: Sequence[str],
         listen: Listen,
     ) -> Ended:
@@ -229,9 +230,12 @@ class TrainingProcess:
             workers = self._start(len(devices))
             life = _Together(workers, listen, self._stop_within_s)
             self._processes = tuple(worker.process for worker in workers)
-            self.stream = life.streams[0]
+
+            def begin() -> None:
+                self.stream = life.streams[0]
+
             try:
-                return await life.run(plans_of_ranks(plan, devices, meeting))
+                return await life.run(plans_of_ranks(plan, devices, meeting), begin)
             finally:
                 self.stream = None
                 with trio.CancelScope(shield=True):
@@ -279,11 +283,11 @@ class _Together:
         self._refused: LocalProtocolError | None = None
         self._ended = trio.Event()
 
-    async def run(self, plans: Sequence[BaseModel]) -> Ended:
-        """Until one ends; then all are killed."""
+    async def run(self, plans: Sequence[BaseModel], begin: Callable[[], None]) -> Ended:
+        """Until one ends; then all are killed. `begin` is called once the first one has its plan."""
         async with trio.open_nursery() as nursery:
             for rank, plan in enumerate(plans):
-                nursery.start_soon(self._one, rank, plan)
+                nursery.start_soon(self._one, rank, plan, _nothing if rank else begin)
             nursery.start_soon(self._watch_frozen)
             await self._ended.wait()
             with trio.move_on_after(SAYS_WHY_WITHIN_S):
@@ -296,10 +300,11 @@ class _Together:
             raise self._refused
         return cause_of_end(self._ends, len(self._processes)) or self._ends[0]
 
-    async def _one(self, rank: int, plan: BaseModel) -> None:
+    async def _one(self, rank: int, plan: BaseModel, begin: Callable[[], None]) -> None:
         said = None
         try:
             await self.streams[rank].send_all(frame(plan))
+            begin()
             said = await self._listen(rank, MessageReader(self.streams[rank]))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -336,6 +341,10 @@ class _Together:
                 nursery.start_soon(_end, process, self._stop_within_s)
 
 
+def _nothing() -> None:
+    """Of a rank that gets no commands."""
+
+
 def cause_of_end(ends: Sequence[Ended], num_ranks: int) -> Ended | None:
     """Of the ends of ranks seen so far, the one that made the others end; None if another one may still say more."""
     cause = cause_of([RankEnd(end.rank, _kind(end.said)) for end in ends], num_ranks)
@@ -350,7 +359,7 @@ def _kind(said: Said) -> EndKind:
     return "echo" if said.is_echo else "failed"
 
 
-def plans_of_ranks(plan: TrainingPlan, devices: Sequence[str], meeting: Path) -> list[TrainingPlan]:
+def plans_of_ranks(plan: Plan, devices: Sequence[str], meeting: Path) -> list[Plan]:
     """The plan of each rank: the same but for its place and device.
 
     Args:

@@ -1,4 +1,4 @@
-"""A small run of stages, with real processes: a lane of two, and a spare, from the start to the end."""
+"""A small run of stages, with real processes: a lane of two, and a spare, from the start to the end. One of them has two cards."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.e2e.run_file import USUAL, run_toml
 from tests.forked import Forked
 
 NAMES = ("a", "b", "c")
+OF_TWO_CARDS = "a"
 ROUNDS = 3
 MODEL = {**USUAL["model"], "num_layers": 2, "is_tied": False}
 RUN_TOML = run_toml(
@@ -72,7 +73,8 @@ def _check_weights(folder: Path) -> None:
 
 
 def _joined(folder: Path, name: str, invite: str, forked: Forked) -> AbstractContextManager[Running]:
-    arguments = ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS)
+    cards = ("--gpus", "0,1") if name == OF_TWO_CARDS else ()
+    arguments = ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS, *cards)
     return running_potluck(folder, f"peer {name}", *arguments, forked=forked)
 
 
@@ -82,6 +84,8 @@ def _check_states(folder: Path) -> None:
     assert stored.units is not None
     assert [(unit.unit, unit.index) for unit in stored.units] == [("stage-0", ROUNDS), ("stage-1", ROUNDS)]
     last = [json.loads((folder / name / "final_status.json").read_bytes()) for name in NAMES]
+    cards = {name: [card["left_out"] for card in status["cards"]] for name, status in zip(NAMES, last, strict=True)}
+    assert cards == {name: ["", ""] if name == OF_TWO_CARDS else [] for name in NAMES}
     assert sorted(status["unit"] for status in last) in (
         ["stage-0", "stage-0", "stage-1"],
         ["stage-0", "stage-1", "stage-1"],

@@ -20,7 +20,6 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
-from peer.pipeline.stage.stage_channel import FAREWELL, StageReply, parse_reply
 from peer.training import card_at_work, local_training
 from peer.training.local_training import Counters, LocalTrainer
 from peer.training.plan.card_plan import CardPlan
@@ -29,7 +28,7 @@ from peer.training.profiling.profile_summary import SUMMARY_FILE, ProfileSummary
 from peer.training.ranks.rank_group import RankGroup
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.replica import Replica
-from peer.training.training_plan import TrainingPlan
+from peer.training.training_plan import MachinePlan, TrainingPlan
 from peer.training.worker_channel import (
     Area,
     Command,
@@ -59,6 +58,7 @@ from tests.benchmarks.timed_worker import (
 )
 from tests.peer.failing_worker import FAILS_VARIABLE
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
+from tests.peer.worker_world import stage_plan
 
 ANCHOR_N = genesis_anchor(model_schema(MODEL), 1)
 ENDS_WITHIN_S = 300.0
@@ -523,7 +523,7 @@ def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
 
 
 @contextmanager
-def _ending(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[socket.socket]:
+def _ending(plan: MachinePlan, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[socket.socket]:
     """`main` finds a daemon at the other end of its channel, and this error when it begins."""
 
     def fails(_plan: TrainingPlan, group: RankGroup) -> LocalTrainer:
@@ -579,17 +579,18 @@ def test_the_end_of_a_process_is_told_in_one_line(
     assert (found.model_copy(update={"card_report": None}) if isinstance(found, OutOfMemory) else found) == told
 
 
-def test_a_process_of_a_stage_says_why_it_ends(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_a_stage_says_why_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_arguments: object) -> None:
         raise RuntimeError("CUDA error: the GPU is lost")
 
     monkeypatch.setattr(worker_module, "run_stage", fails)
-    monkeypatch.setattr(worker_module, "is_stage_plan", lambda _first: True)
-    with _ending(plan, monkeypatch, KeyError()) as ours:
+    with _ending(stage_plan(tmp_path, 0), monkeypatch, KeyError()) as ours:
         assert worker_module.main() == EXIT_FAILED
         data = read_message(ours)
     assert data is not None
-    assert parse_reply(data) == StageReply(number=FAREWELL, failed="the card is lost (CUDA error: the GPU is lost)")
+    assert parse_event(data) == Failed(
+        reason="the card is lost (CUDA error: the GPU is lost)", is_of_card=True, is_gone=True
+    )
 
 
 def test_an_error_that_nobody_expected_is_told_too_and_leaves_its_trace(

@@ -19,6 +19,7 @@ from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
 from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.pipeline.stage.stage_worker import StageWorker, run_stage
+from peer.training.ranks.rank_group import RankGroup
 from peer.training.worker_channel import SharedVectors, frame, mapping_bytes, read_exactly, read_message
 from peer.training.worker_process import WorkerProcess
 from protocol.run.pipeline_section import PipelineSection
@@ -79,14 +80,28 @@ class Asker:
         return reply, left
 
 
+def one_step(first: Asker, last: Asker, *, step: int = 0) -> tuple[float, float]:
+    """An inner step of both stages with all its micro-batches. Returns its squared norm and its mean loss."""
+    for number in range(PIPELINE.micro_batches):
+        there = {"step": step, "micro_batch": number, "is_backward": False}
+        back = {**there, "is_backward": True}
+        last.ask("arrived", first.ask("run_pass", **there)[1], **there)
+        last.ask("run_pass", **there)
+        first.ask("arrived", last.ask("run_pass", **back)[1], **back)
+        first.ask("run_pass", **back)
+    square = sum(float.fromhex(asker.ask("square")[0].square) for asker in (first, last))
+    losses = [asker.ask("take_step", step=step, whole_square=square.hex())[0].loss_nats for asker in (first, last)]
+    return square, losses[1] or 0.0
+
+
 @contextmanager
-def stage_worker(plan: StagePlan) -> Iterator[Asker]:
-    """The worker's loop in a thread of the test."""
+def stage_worker(plan: StagePlan, group: RankGroup | None = None) -> Iterator[Asker]:
+    """The worker's loop in a thread of the test; with `group` that of the first of several cards."""
     ours, theirs = socket.socketpair()
     num_elements = anchor(plan).numel()
     with ours, theirs, tempfile.TemporaryFile() as file:
         os.ftruncate(file.fileno(), mapping_bytes(num_elements))
-        loop = threading.Thread(target=StageWorker(theirs, plan, file.fileno()).run)
+        loop = threading.Thread(target=StageWorker(theirs, plan, file.fileno(), group).run)
         loop.start()
         ours.settimeout(ENDS_WITHIN_S)
         try:
@@ -111,7 +126,7 @@ class ThreadedProcess:
         try:
             first = read_message(self.channel)
             if first is not None:
-                run_stage(self.channel, first, self.memory_fd)
+                run_stage(self.channel, StagePlan.model_validate_json(first), self.memory_fd)
         except (OSError, MemoryError):
             pass  # killed in the middle of a message, or out of memory, which it has told
         finally:

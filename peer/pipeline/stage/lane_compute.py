@@ -5,12 +5,14 @@ Every message is checked against what this stage expects of this micro-batch: sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from averaging.codecs.rows.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
+from peer.pipeline.stage.stage_ranks import StageRanks, alone_on_stage
 from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.replica.replica import Replica
@@ -78,6 +80,7 @@ class ComputeContext:
             micro-batches that are only measured.
         learning_rate_of: the learning rate of an inner step.
         targets_of: of the same micro-batch, what counts; None if all of its next tokens do.
+        ranks: the cards that hold the stage.
     """
 
     form: LaneShape
@@ -85,10 +88,14 @@ class ComputeContext:
     tokens_of: Callable[[int, Point, int], torch.Tensor]
     learning_rate_of: Callable[[Point], float]
     targets_of: Callable[[int, Point, int], Targets] | None = None
+    ranks: StageRanks = field(default_factory=alone_on_stage)
 
 
 class LaneWork:
-    """One stage in one lane, blocking. `open` makes its trainer, which all other calls but `arrived` need."""
+    """One stage in one lane, blocking. `open` makes its trainer, which all other calls but `arrived` need.
+
+    If several cards hold the stage, each has such an object and makes the same calls. Results are the first one's.
+    """
 
     def __init__(self, tools: ComputeContext, lane: int, stage: int) -> None:
         self.loss_nats: float | None = None
@@ -137,24 +144,37 @@ class LaneWork:
 
         Raises:
             PotluckError: the input or the result is not usable.
+            RanksApart: as `StageRanks.joined`.
         """
-        form, passes = self._tools.form, self._trainer.passes
+        tools, form = self._tools, self._tools.form
         batch, arrived_BTD = form.batch(self._lane, epoch, at, work.number), self._held.pop((epoch, at, work), None)
-        given_BTD = None if arrived_BTD is None else self._trainer.placed(arrived_BTD)
-        if work.is_backward:
-            towards, left = self._stage - 1, passes.backward(batch, given_BTD)
-        else:
-            towards, left = self._stage + 1, self._forward(batch, at, given_BTD)
+        left = tools.ranks.joined(partial(self._computed, batch, at, work, arrived_BTD))
+        if len(self._measured) == form.config.heldout_passes and batch.number >= form.config.num_micro_batches:
+            self.heldout_nats = tools.ranks.mean(self._measured)
         if left is None:
             return None
+        towards = self._stage + (-1 if work.is_backward else 1)
         return encode_boundary(left, form.boundary(self._lane, towards, epoch, at, work))
+
+    def _computed(
+        self, batch: MicroBatch, at: Point, work: Pass, arrived_BTD: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """This card's part of the pass: what leaves it, if anything does."""
+        given_BTD = None if arrived_BTD is None else self._placed(arrived_BTD)
+        if work.is_backward:
+            return self._trainer.passes.backward(batch, given_BTD)
+        return self._forward(batch, at, given_BTD)
+
+    def _placed(self, rows: torch.Tensor) -> torch.Tensor:
+        """This card's sequences, on it."""
+        return self._trainer.placed(self._tools.ranks.own(rows))
 
     def _forward(self, batch: MicroBatch, at: Point, given_BTD: torch.Tensor | None) -> torch.Tensor | None:
         """The activations for the next stage; None at the last stage."""
         tools, passes, stages = self._tools, self._trainer.passes, self._tools.form.stages
         is_first, is_last = stages.is_first(self._stage), stages.is_last(self._stage)
-        tokens_BT = self._trainer.placed(tools.tokens_of(self._lane, at, batch.number)) if is_first or is_last else None
-        arrived = tokens_BT[:, :-1] if is_first and tokens_BT is not None else given_BTD
+        tokens_BT = tools.tokens_of(self._lane, at, batch.number) if is_first or is_last else None
+        arrived = self._placed(tokens_BT[:, :-1]) if is_first and tokens_BT is not None else given_BTD
         if arrived is None:
             raise LocalProtocolError("a forward pass without activations", "those of the stage before")
         targets = self._targets(tokens_BT, at, batch.number) if is_last and tokens_BT is not None else None
@@ -172,29 +192,37 @@ class LaneWork:
         return None
 
     def _targets(self, tokens_BT: torch.Tensor, at: Point, number: int) -> Targets:
+        """Those of this card's sequences, whose mean loss weighs as many of the micro-batch's tokens as count there."""
         tools = self._tools
         if tools.targets_of is None:
-            return Targets(tokens_BT[:, 1:], 1.0, 1.0 / tools.form.config.num_micro_batches)
-        found = tools.targets_of(self._lane, at, number)
-        return replace(found, targets_BT=self._trainer.placed(found.targets_BT))
+            whole = Targets(tokens_BT[:, 1:], 1.0, 1.0 / tools.form.config.num_micro_batches)
+        else:
+            whole = tools.targets_of(self._lane, at, number)
+        own_BT = tools.ranks.own(whole.targets_BT)
+        part = float((own_BT >= 0).sum()) / max(1.0, float((whole.targets_BT >= 0).sum()))
+        return Targets(self._trainer.placed(own_BT), whole.weight * part, whole.share * part)
 
     def _measure(self, nats: float, weight: float, number: int) -> None:
         if number == 0:
             self._measured.clear()
         self._measured.append((nats, weight))
-        if len(self._measured) == self._tools.form.config.heldout_passes:
-            self.heldout_nats = _mean(self._measured)
 
     def square(self) -> float:
-        """Squared norm of this stage's gradient."""
-        return self._trainer.gradient_square()
+        """Squared norm of this stage's gradient; 0 on other cards than the first."""
+        ranks = self._tools.ranks
+        ranks.sum_gradients(self._trainer.replica.parameters)
+        return self._trainer.gradient_square() if ranks.is_first else 0.0
 
     def take_step(self, at: Point, whole_square: float) -> bool:
         """Take the inner step. Returns whether its tokens count."""
+        ranks, trainer = self._tools.ranks, self._trainer
         if self._losses:
-            self.loss_nats = _mean(self._losses)
+            self.loss_nats = ranks.mean(self._losses)
         self._losses.clear()
-        return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at))
+        counts = trainer.take_step(whole_square, self._tools.learning_rate_of(at), leads=ranks.is_first)
+        if counts:
+            ranks.spread(trainer.replica.parameters)
+        return counts
 
     def snapshot(self) -> bytes:
         """The complete state on which the next step depends."""
@@ -206,20 +234,20 @@ class LaneWork:
         Raises:
             PotluckError: it is not a snapshot of this stage.
         """
-        self._trainer.restore(decode_snapshot(snapshot, self._schema))
-        self._held.clear()
-        self._losses.clear()
+        if self._led(lambda: self._trainer.restore(decode_snapshot(snapshot, self._schema))):
+            self._held.clear()
+            self._losses.clear()
 
     def theta(self) -> torch.Tensor:
         """(N,), a copy."""
         return self._trainer.theta()
 
     def adopt(self, anchor_N: torch.Tensor) -> None:
-        """Begin the next round from these parameters."""
-        self._trainer.load(anchor_N)
+        """Begin the next round from these parameters, which only the first card is given."""
+        self._led(lambda: self._trainer.load(anchor_N))
 
-
-def _mean(losses: Sequence[tuple[float, float]]) -> float | None:
-    """The mean by weight; None if nothing counts."""
-    weight = sum(each for _, each in losses)
-    return sum(nats * each for nats, each in losses) / weight if weight else None
+    def _led(self, act: Callable[[], None]) -> bool:
+        is_done = self._tools.ranks.led(act, self._trainer.replica.parameters)
+        if is_done and not self._tools.ranks.is_first:
+            self._trainer.passes.forget()
+        return is_done

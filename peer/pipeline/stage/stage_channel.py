@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from averaging.data.assignment import SourceSpan
 from averaging.data.shard_form import TokenBytes
 from averaging.data.shards import ShardPath
 from peer.training.plan.card_report import CardReport
 from peer.training.training_plan import MachinePlan
+from peer.training.worker_channel import Failed, OutOfMemory
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import LaneConfig, Point
@@ -26,8 +27,8 @@ from protocol.tensors.stage_schema import StageMap
 STAGE_KIND: Final = "stage"
 """Kind in the first message to a training process that is to hold a stage."""
 
-FAREWELL: Final = 0
-"""Number of a reply to no order: the process says why it ends, in `failed`."""
+STATE: Final = 0
+"""Number of a reply to no order: a card beside the first one says how it trains."""
 
 StageOp = Literal["open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow"]
 
@@ -120,8 +121,8 @@ class StageReply(_Message):
         heldout_nats: of the held-out text, with its last pass, at the last stage.
         card: UUID of the NVIDIA card that trains, empty for another device.
         compile_note: why layers run eagerly although the plan compiles them, in one line.
+        wire_note: why values go a slow way between the stage's cards, in one line.
         card_report: how it trains.
-        ran_out: the process ran out of memory, and ends. It is then the answer to no order.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -137,18 +138,22 @@ class StageReply(_Message):
     num_bytes: Annotated[int, Field(ge=0)] = 0
     card: str | None = None
     compile_note: str = ""
+    wire_note: str = ""
     card_report: CardReport | None = None
-    ran_out: bool = False
 
 
-def parse_reply(data: bytes) -> StageReply:
-    """Parse a reply of the training process.
+StageEvent = StageReply | OutOfMemory | Failed
+_EVENTS: Final[TypeAdapter[StageEvent]] = TypeAdapter(Annotated[StageEvent, Field(discriminator="kind")])
+
+
+def parse_reply(data: bytes) -> StageEvent:
+    """Parse a reply of the training process, or its last words.
 
     Raises:
         LocalProtocolError: it cannot be read.
     """
     try:
-        return StageReply.model_validate_json(data)
+        return _EVENTS.validate_json(data)
     except ValidationError as error:
         found = f"an answer of the training process that cannot be read ({error.error_count()} fields)"
         raise LocalProtocolError(found, "a StageReply", "it is started again") from error

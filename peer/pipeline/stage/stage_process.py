@@ -1,12 +1,13 @@
 """The training process of a pipeline peer, as its daemon sees it: kept alive, and given one order after another.
 
 If it dies, for any reason, all its open orders fail, the seat in its lane is given back, and another process is started. Its
-state is lost; the lane goes back to a snapshot.
+state is lost; the lane goes back to a snapshot. Several cards may hold the stage, with a process on each: the first gets the orders,
+and the end of any of them is the end of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,11 +17,22 @@ import structlog
 import torch
 import trio
 
-from peer.pipeline.stage.stage_channel import FAREWELL, StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training.plan.card_report import CardReport
+from peer.training.plan.card_state import CardState
 from peer.training.plan.plan_core import plan_words
-from peer.training.training_process import SLOW_RESTART_S, MessageReader, TrainingProcess, no_process, restart_pause_s
-from peer.training.worker_channel import Area, frame, with_bytes
+from peer.training.supervision.cards_told import CardsTold, Without
+from peer.training.training_process import (
+    SLOW_RESTART_S,
+    Ended,
+    MessageReader,
+    Said,
+    TrainingProcess,
+    no_process,
+    restart_pause_s,
+)
+from peer.training.worker_channel import Area, Failed, OutOfMemory, frame, with_bytes
+from peer.training.worker_errors import smaller_plan
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError, RemoteProtocolError, TemporaryError
 from protocol.pipeline.schedule import Pass
@@ -49,9 +61,20 @@ class _Pending:
 
 
 class StageProcess:
-    """A training process that holds one stage. Made by `open_stage_process`."""
+    """A training process that holds one stage, or one on each of several cards. Made by `open_stage_process`.
 
-    def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
+    Args:
+        devices: torch's names, one for each rank of the plan's mesh; the plan's device if there is one rank.
+        without: chooses the cards to go on with when one of several is lost for good.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        early: EarlyWorker | None = None,
+        devices: Sequence[str] = (),
+        without: Without = lambda left: None,
+    ) -> None:
         self.restarts = 0
         self.card: str | None = None
         """UUID of the NVIDIA card that trains, empty for another device; None before the process has answered."""
@@ -68,8 +91,12 @@ class StageProcess:
         self.failed_because = ""
         """Why the last process ended, in its own words; empty if it said nothing."""
 
+        self.wire_note = ""
+        """Why values go a slow way between the stage's cards, in one line."""
+
         self._made_s = trio.current_time()
-        self._plan = plan
+        self._plan, self._without = plan, without
+        self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
         self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
         self._sending = trio.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -79,6 +106,15 @@ class StageProcess:
     def pid(self) -> int | None:
         """Process id, or None while there is no process."""
         return self._process.pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by rank; none while there are none."""
+        return self._process.pids
+
+    def cards(self, tokens_per_s: float, tokens_trained: int) -> tuple[CardState, ...]:
+        """The known facts of each card that holds the stage, also of one that is left out, when all together do so much."""
+        return self._cards.states(tokens_per_s, tokens_trained)
 
     @property
     def is_ready(self) -> bool:
@@ -162,48 +198,84 @@ class StageProcess:
 
     async def _live(self) -> None:
         try:
-            await self._process.live(self._plan, self._listen)
+            devices = self._cards.devices if self._plan.mesh.num_ranks > 1 else (self._plan.device,)
+            ended = await self._process.live_together(self._plan, devices, self._listen)
         except OSError as error:
             if not self.restarts:
                 raise no_process(error) from error
             log.warning("stage_process_not_started", reason=str(error))
         except LocalProtocolError as error:
             log.warning("stage_process_unreadable", reason=error.one_line())
+        else:
+            self._note_end(ended)
 
-    async def _listen(self, incoming: MessageReader) -> None:
+    async def _listen(self, rank: int, incoming: MessageReader) -> Said:
+        if rank:
+            return await self._listen_beside(rank, incoming)
         if self.started_in_s is None:
             self.started_in_s = trio.current_time() - self._made_s
         try:
             while (data := await incoming.message()) is not None:
                 reply = parse_reply(data)
-                if reply.ran_out:
-                    self._go_down(reply.card_report)
-                    return
-                if reply.number == FAREWELL:
-                    self.failed_because = reply.failed
-                    continue
-                self.card, self.card_report = reply.card, reply.card_report or self.card_report
-                if reply.compile_note not in ("", self.compile_note):
-                    self.compile_note = reply.compile_note
-                    log.info("layers_not_compiled", reason=self.compile_note)
+                if isinstance(reply, OutOfMemory | Failed):
+                    return reply
+                self._note(reply)
                 left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
                 if left is None:
-                    return
+                    return None
                 pending = self._pending.get(reply.number)
                 if pending is not None:
                     pending.reply, pending.left = reply, left
                     pending.answered.set()
+            return None
         finally:
             for pending in self._pending.values():
                 pending.answered.set()
 
-    def _go_down(self, report: CardReport | None) -> None:
+    async def _listen_beside(self, rank: int, incoming: MessageReader) -> Said:
+        """Note the words of a card beside the first one, until its end."""
+        while (data := await incoming.message()) is not None:
+            reply = parse_reply(data)
+            if isinstance(reply, OutOfMemory | Failed):
+                return reply
+            self._cards.take(rank, reply.card, reply.card_report)
+        return None
+
+    def _note(self, reply: StageReply) -> None:
+        self.card, self.card_report = reply.card, reply.card_report or self.card_report
+        self._cards.take(0, reply.card, reply.card_report)
+        if reply.compile_note not in ("", self.compile_note):
+            self.compile_note = reply.compile_note
+            log.info("layers_not_compiled", reason=self.compile_note)
+        if reply.wire_note not in ("", self.wire_note):
+            self.wire_note = reply.wire_note
+            log.info("cards_linked_slowly", reason=self.wire_note)
+
+    def _note_end(self, ended: Ended) -> None:
+        if isinstance(ended.said, OutOfMemory):
+            self._go_down(ended.said)
+        elif isinstance(ended.said, Failed):
+            self.failed_because = self._cards.named(ended.rank, ended.said.reason)
+            if ended.said.is_gone and len(self._cards.devices) > 1:
+                self._go_on(ended.rank, ended.said.reason)
+        elif len(self._cards.devices) > 1:
+            self.failed_because = self._cards.named(ended.rank, "the training process died")
+
+    def _go_down(self, cause: OutOfMemory) -> None:
         """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage."""
-        then = report.next_rung(1) if report is not None else None
-        if then is not None:
-            self._plan = self._plan.model_copy(update={"card_plan": then[0]})
-        now = self._plan.card_plan or (report.plan if report is not None else None)
-        log.warning("stage_out_of_memory", now_with=plan_words(now) if now is not None else "the same plan")
+        card_plan, _ = smaller_plan(cause)
+        self._plan = self._plan.model_copy(update={"card_plan": card_plan or self._plan.card_plan})
+        now_with = plan_words(card_plan) if card_plan is not None else "the same plan"
+        log.warning("stage_out_of_memory", now_with=now_with)
+
+    def _go_on(self, rank: int, reason: str) -> None:
+        """Leave a card out that is lost, and choose the next plan anew: each of the others has more to compute."""
+        world = self._cards.go_on(rank, reason, self._without)
+        if world is not None:
+            self._plan = self._plan.model_copy(
+                update={"device": world.devices[0], "mesh": world.mesh, "card_plan": None}
+            )
+            log.warning("card_left_out", reason=self.failed_because, going_on_with=", ".join(world.devices))
 
     def close(self) -> None:
         """Release the shared memory."""
@@ -222,9 +294,14 @@ def _check(reply: StageReply) -> None:
 
 
 @asynccontextmanager
-async def open_stage_process(plan: StagePlan, early: EarlyWorker | None = None) -> AsyncIterator[StageProcess]:
-    """A running training process of one stage. It ends with the context."""
-    process = StageProcess(plan, early)
+async def open_stage_process(
+    plan: StagePlan,
+    early: EarlyWorker | None = None,
+    devices: Sequence[str] = (),
+    without: Without = lambda left: None,
+) -> AsyncIterator[StageProcess]:
+    """A running training process of one stage, or one on each card. It ends with the context. All as of `StageProcess`."""
+    process = StageProcess(plan, early, devices, without)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.supervise)

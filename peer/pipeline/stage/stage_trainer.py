@@ -101,11 +101,12 @@ class StageTrainer:
         """Sum of the squares of this stage's gradient, in float64. It is this stage's part of the whole model's squared norm."""
         return self.replica.square()
 
-    def take_step(self, whole_square: float, learning_rate: float) -> bool:
+    def take_step(self, whole_square: float, learning_rate: float, *, leads: bool = True) -> bool:
         """Take one inner step with the gradient clipped by the whole model's norm, then discard the gradients.
 
         Args:
             whole_square: the sum of `gradient_square` over all stages.
+            leads: False on a card that is given the parameters of the one that takes the step.
 
         Returns:
             False if that is not finite. Nothing has moved then, and the step's tokens count at no stage.
@@ -116,7 +117,9 @@ class StageTrainer:
         if whole_square < 0.0:
             raise LocalProtocolError(f"a squared norm of {whole_square}", "at least 0")
         is_finite = math.isfinite(whole_square)
-        if is_finite:
+        if not leads:
+            self.replica.scale.note(is_finite=is_finite)
+        elif is_finite:
             self.replica.clip_by(whole_square, self._inner.clip_norm)
             self.replica.step(learning_rate)
         else:

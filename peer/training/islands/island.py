@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 import torch
@@ -18,6 +19,9 @@ from peer.training.worker_process import EarlyWorker
 from protocol.errors import MachineError
 
 log = structlog.get_logger()
+
+TRIED_AGAIN_S: Final = 900.0
+"""After so long a card that was left out is tried again: its driver may have found it, or another program may be done with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Island(WorkerTrainer):
         """Whether another island would go on without this one."""
 
         self.left_out = ""
-        """Why it trains no more in this life of the daemon; empty while it does."""
+        """Why it does not train, until it is tried again; empty while it trains."""
 
         self.paused_because = ""
         """Why this island alone is paused; empty while it is not."""
@@ -178,10 +182,25 @@ class Island(WorkerTrainer):
     # --- supervision ---
 
     async def supervise(self) -> None:
-        """Start the process and restart it whenever it ends, until cancelled or left out."""
-        with self._living:
-            async with trio.open_nursery() as self._errands:
-                self._errands.start_soon(self._keep_alive)
+        """Start the process and restart it whenever it ends, until cancelled. While it is left out there is none. A card that is too
+        small for the model is not tried again.
+        """
+        while True:
+            with self._living:
+                async with trio.open_nursery() as self._errands:
+                    self._errands.start_soon(self._keep_alive)
+            if self._misfit:
+                return
+            await trio.sleep(TRIED_AGAIN_S)
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """Train again from the newest anchor, which it loads before it counts in a mean."""
+        log.info("card_tried_again", device=self._plan.device, left_out_because=self.left_out)
+        self._living, self._ready = trio.CancelScope(), trio.Event()
+        self.fall_behind(range(len(self._anchors)), self._schedule_tokens)
+        self.notes.left_card(is_on_cpu=False)
+        self.left_out = ""
 
     async def _keep_alive(self) -> None:
         try:
@@ -199,7 +218,7 @@ class Island(WorkerTrainer):
             self._leave(cause.reason)
 
     def _leave(self, reason: str) -> bool:
-        """Train no more, if another island goes on. Commands that wait for this one end without a result."""
+        """Train no more for now, if another island goes on. Commands that wait for this one end without a result."""
         if not self.may_leave():
             return False
         self.left_out = reason

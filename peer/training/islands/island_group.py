@@ -1,4 +1,4 @@
-"""The islands of one peer: those that are there, those that train no more, and the one that is asked alone."""
+"""The islands of one peer: those that are there, those that are left out, and the one that is asked alone."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class IslandGroup:
         return await (await self.ready())[0].profile(order)
 
     def leave_behind(self, ready: Collection[Island], units: Collection[int], schedule_tokens: int) -> None:
-        """All islands but these load the anchors of these units once they are back."""
-        for island in self.active:
+        """All islands but these load the anchors of these units once they are back, also those that are left out."""
+        for island in self.all:
             if island not in ready:
                 island.fall_behind(units, schedule_tokens)
 
     async def each(self, act: Callable[[Island], Awaitable[None]]) -> None:
-        """Do this with all active islands, side by side."""
-        await side_by_side([partial(act, island) for island in self.active])
+        """Do this with all islands, side by side. Those that are left out note it for later."""
+        await side_by_side([partial(act, island) for island in self.all])
 
     async def on_one(self, measure: Callable[[Island], Awaitable[T]]) -> T:
         """The measure of the island that is missed the least; of another one if its card has no memory for it."""

@@ -129,7 +129,7 @@ class IslandTrainer:
 
     async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
         """Set the anchor for restarts of any island. The vector is kept, not copied."""
-        for island in self._islands.all:  # one that trains no more would else keep an old vector for ever
+        for island in self._islands.all:  # one that is left out begins there when it is tried again
             await island.set_anchor(anchor_N, unit=unit)
 
     async def evaluate(

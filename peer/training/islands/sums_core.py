@@ -10,7 +10,7 @@ from typing import Final
 from averaging.network.seams.interfaces import TrainerProgress
 
 LEFT_OUT: Final = "left out"
-"""State of an island that trains no more."""
+"""State of an island that does not train."""
 
 _STATES: Final = ("training", "starting", "restarting", "paused", "held", LEFT_OUT)
 """All islands together are in the first of these that one of them is in."""

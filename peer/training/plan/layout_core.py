@@ -256,10 +256,12 @@ def _replica(cards: Sequence[OwnedCard], task: Task, links: Links) -> LayoutChoi
 
 
 def _first_that_fits(plans: Iterable[tuple[Mesh, Choice]]) -> tuple[Mesh, Choice]:
-    """The first one that fits a card, else the one that lacks least. There is at least one."""
+    """The first one that fits a card with its parameters there, else the first that fits, else the one that lacks least. There is at
+    least one.
+    """
     tried = []
     for one in plans:
-        if not one[1].missing_bytes:
+        if not one[1].missing_bytes and one[1].plan.offload != "all":
             return one
         tried.append(one)
     return min(tried, key=lambda one: one[1].missing_bytes)
@@ -346,11 +348,17 @@ def _without_slow(cards: Sequence[OwnedCard], task: Task) -> tuple[list[OwnedCar
         peak = peaks[card.number]
         if fastest and peak is not None and peak < SLOW_SHARE * fastest:
             left.append(LeftOut(card, f"too slow: {peak / fastest:.0%} of the fastest card's peak"))
-        elif task.max_celsius and card.celsius is not None and card.celsius >= task.max_celsius:
-            left.append(LeftOut(card, f"too hot: it is at {card.celsius:.0f} C"))
+        elif hot := why_too_hot(card, task.max_celsius):
+            left.append(LeftOut(card, hot))
         else:
             able.append(card)
     return (able, left) if able else (list(cards), [])
+
+
+def why_too_hot(card: OwnedCard, max_celsius: float) -> str:
+    """Why a card would stop those that it works with, in a few words; empty if it is not too hot. No ceiling is 0."""
+    is_hot = max_celsius and card.celsius is not None and card.celsius >= max_celsius
+    return f"too hot: it is at {card.celsius:.0f} C" if is_hot else ""
 
 
 def _peak(card: Card) -> float | None:
@@ -359,8 +367,8 @@ def _peak(card: Card) -> float | None:
 
 def _by_kind(cards: Sequence[OwnedCard]) -> list[list[OwnedCard]]:
     """The cards by their kind, in the order of the first of each."""
-    kinds = dict.fromkeys(_kind(card) for card in cards)
-    return [[card for card in cards if _kind(card) == kind] for kind in kinds]
+    kinds = dict.fromkeys(kind_of(card) for card in cards)
+    return [[card for card in cards if kind_of(card) == kind] for kind in kinds]
 
 
 def _of_one_kind(cards: Sequence[OwnedCard]) -> list[OwnedCard]:
@@ -368,7 +376,8 @@ def _of_one_kind(cards: Sequence[OwnedCard]) -> list[OwnedCard]:
     return max(_by_kind(cards), key=len)
 
 
-def _kind(card: OwnedCard) -> tuple[str, str, int]:
+def kind_of(card: OwnedCard) -> tuple[str, str, int]:
+    """Equal for cards that are alike."""
     return card.card.kind, card.card.name, card.card.memory_bytes >> 30
 
 

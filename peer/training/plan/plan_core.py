@@ -128,15 +128,16 @@ def ladder(
 
 
 def may_lie_away(load: CardLoad, inner: InnerSection, mesh: Mesh, machine_bytes: int) -> Offload:
-    """The most values that may lie in the machine's memory: as many as it has room for. Ranks hold parts of parameters, and an adapter
-    has few of its own; both keep them on their cards.
+    """The most values that may lie in the machine's memory: as many as it has room for. An adapter has few parameters of its own, and
+    keeps them on its card.
 
     Args:
         machine_bytes: as of `Limits`.
     """
-    is_alone = mesh.num_ranks == 1 and not load.frozen
     room_bytes = MACHINE_SHARE * machine_bytes * mesh.num_ranks or inf
-    fits = [each for each in _AWAY if away_bytes(load, inner, each) <= room_bytes and (is_alone or each != "all")]
+    fits = [
+        each for each in _AWAY if away_bytes(load, inner, each) <= room_bytes and (each != "all" or not load.frozen)
+    ]
     return fits[-1]
 
 

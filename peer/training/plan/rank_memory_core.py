@@ -1,7 +1,7 @@
 """Bytes that a rank of several takes on its card. Pure.
 
-Ranks hold equal parts of parameters, gradients and moments. A layer's parameters come together for its passes, and those before and
-after the layers for the whole step.
+Ranks hold equal parts of parameters, gradients and moments, or have them in the machine's memory. A layer's parameters come together
+for its passes, and those before and after the layers for the whole step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rank_bytes(
     summed = VALUE_BYTES * inside // mesh.tensor if mesh.keeps_parameters else 0
     return replace(
         need,
-        parameters=ceil(need.parameters * own),
+        parameters=0 if plan.offload == "all" else ceil(need.parameters * own),
         gradients=ceil(need.gradients * own) + summed,
         moments=ceil(need.moments * own),
         casts=gathered + tables,

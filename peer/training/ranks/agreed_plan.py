@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from peer.training.plan.card_plan import CardPlan, Checkpointing
+from typing import get_args
+
+from peer.training.plan.card_plan import CardPlan, Checkpointing, Offload
 from peer.training.ranks.rank_group import RankGroup
 
 
@@ -14,10 +16,11 @@ def agreed_plan(plan: CardPlan, group: RankGroup) -> CardPlan:
         return plan
     first = CardPlan.model_validate_json(group.share(plan.model_dump_json().encode()))
     kept: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    away: tuple[Offload, ...] = get_args(Offload)
     return CardPlan(
         precision=first.precision if group.all(plan.precision == first.precision) else "fp32",
         is_compiled=group.all(plan.is_compiled),
         checkpointing=kept[int(group.largest(float(kept.index(plan.checkpointing))))],
         moments="int8" if group.all(plan.moments == "int8") else "exact",
-        offload="none" if group.all(plan.offload == "none") else "moments",
+        offload=away[int(group.largest(float(away.index(plan.offload))))],
     )

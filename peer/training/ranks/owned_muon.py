@@ -93,7 +93,7 @@ class OwnedMuon(Muon):
         for box, part in zip(held.boxes, torch.split(arrived, come), strict=True):
             whole[(slice(None), *box.slices)] = part.view(-1, *box.shape)
         if len(whole):
-            whole = orthogonalised(whole)
+            whole = orthogonalised(self.home.for_products(whole)).to(whole.device)
         arrived = torch.cat([whole[(slice(None), *box.slices)].reshape(-1) for box in held.boxes])
         dist.all_to_all_single(sent, arrived, gone, come)
         found: list[torch.Tensor] = [boxes[0]] * len(alike)
@@ -109,13 +109,15 @@ def owned_optimizer(
     plan: CardPlan,
     boxes: Sequence[Sequence[Box]],
     rank: int,
+    card: torch.device | None = None,
 ) -> Optimizer:
     """The run's optimizer over this rank's boxes of the parameters, in the schema's order.
 
     Args:
         boxes: of each parameter by rank.
+        card: as of `MomentHome`.
     """
-    made = make_optimizer(inner, schema, parameters, plan)
+    made = make_optimizer(inner, schema, parameters, plan, card)
     if not isinstance(made, MuonWithAdamW):
         return made
     named = zip(schema.tensors, parameters, boxes, strict=True)

@@ -1,4 +1,4 @@
-"""Opens torch's process group for the ranks of one replica: NCCL on CUDA cards, gloo elsewhere, over the loopback interface.
+"""Opens torch's process group for the ranks of one replica: NCCL between CUDA cards, gloo elsewhere, over the loopback interface.
 
 The ranks find each other by a file in the folder where they meet, so that no port is opened. The group is never closed: closing may
 wait for ever for a rank that is gone, and the end of the process closes it, too.
@@ -61,7 +61,7 @@ def open_process_group(group: RankGroup, device: torch.device, meeting: Path | N
         torch.cuda.init()  # type: ignore[no-untyped-call] # else torch would choose the card by the rank
     if not dist.is_initialized():
         dist.init_process_group(
-            backend="nccl" if is_cuda else "gloo",
+            backend="cpu:gloo,cuda:nccl" if is_cuda else "gloo",
             store=dist.FileStore(str(meeting / STORE_NAME), group.size),
             rank=group.rank,
             world_size=group.size,

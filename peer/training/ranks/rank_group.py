@@ -70,6 +70,16 @@ class RankGroup:
             return []
         return [data, *(_receive(each) for each in self._sockets)]
 
+    def share_all(self, data: bytes = b"") -> bytes:
+        """As `share`, of any length."""
+        num_bytes = int(self.share(str(len(data)).encode()))
+        return b"".join(self.share(data[begin : begin + MOST_BYTES]) for begin in range(0, num_bytes, MOST_BYTES))
+
+    def gather_all(self, data: bytes) -> list[bytes]:
+        """As `gather`, of equal length on all ranks, which may be any."""
+        parts = [self.gather(data[begin : begin + MOST_BYTES]) for begin in range(0, len(data), MOST_BYTES)]
+        return [b"".join(of_rank) for of_rank in zip(*parts, strict=True)]
+
     def all(self, is_so: bool) -> bool:
         """Whether it is so on every rank; the same answer on each. Raises as `share`."""
         found = self.gather(b"1" if is_so else b"0")

@@ -59,12 +59,18 @@ class RankedReplica(Replica):
         group: RankGroup,
         meeting: Path | None,
     ) -> None:
-        self.group = group
+        self.group, self._card = group, device
         self.wires = open_process_group(group, device, meeting)
         keeps = group.mesh.keeps_parameters
         split = partial(split_layers, ranks=self.wires.tensor) if group.mesh.tensor > 1 else None
         self._sharded = shard_model(
-            make, self.wires, device, plan.precision, keeps_parameters=keeps, split_layers=split
+            make,
+            self.wires,
+            device,
+            plan.precision,
+            keeps_parameters=keeps,
+            lies_away=plan.offload == "all",
+            split_layers=split,
         )
         self._sequences: SharedSequences | None = None
         if self.wires.context is not None:
@@ -84,12 +90,16 @@ class RankedReplica(Replica):
                 raise LocalProtocolError(f"{tuple(parameter.shape)} of {spec.name} on a rank", f"{box.shape}")
         return found
 
+    def _own_device(self) -> torch.device:
+        return self._card if self.plan.offload == "all" else super()._own_device()
+
     def _own_optimizer(self, inner: InnerSection) -> Optimizer:
         boxes = [
             [box_of(spec.shape, self.group.mesh, rank, dim) for rank in range(self.group.size)]
             for spec, dim in zip(self.schema.tensors, self._split_dims, strict=True)
         ]
-        return owned_optimizer(inner, self.schema, self.parameters, self.plan, boxes, self.group.rank)
+        card = self._card if self.plan.offload == "all" else None
+        return owned_optimizer(inner, self.schema, self.parameters, self.plan, boxes, self.group.rank, card)
 
     @property
     def _base_call(self) -> LayerCall:
@@ -241,7 +251,7 @@ class RankedReplica(Replica):
     def standing_in(self, values: Sequence[torch.Tensor], *, steps_aside: bool = False) -> Iterator[None]:
         """As `Replica.standing_in`, on all ranks."""
         call = self._run_layers_by(self._base_call)
-        own = _copied(self.parameters, "cpu" if steps_aside else self.device)
+        own = _copied(self.parameters, "cpu" if steps_aside else self.parameters[0].device)
         try:
             self._set(values)
             with torch.no_grad():
@@ -262,6 +272,6 @@ def _copied(parameters: Sequence[nn.Parameter], home: torch.device | str) -> lis
     try:
         return [parameter.detach().to(home, copy=True) for parameter in parameters]
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error) or home == "cpu":
+        if not is_out_of_memory(error) or torch.device(home).type == "cpu":
             raise
         return _copied(parameters, "cpu")

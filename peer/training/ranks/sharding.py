@@ -13,7 +13,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from averaging.models.family import LayerCall, blocks_of
@@ -109,6 +116,7 @@ def shard_model(
     precision: Precision,
     *,
     keeps_parameters: bool,
+    lies_away: bool = False,
     split_layers: Callable[[Spine], None] | None = None,
 ) -> ShardedModel:
     """Make a model of which no rank ever holds more than its rows and the layers that run. All values are 0 until they are loaded.
@@ -117,6 +125,7 @@ def shard_model(
         make: the model, in eager mode.
         precision: layers are gathered in this type; embedding, last norm and head in float32. Gradients are summed in float32.
         keeps_parameters: whether gathered layers are kept from the forward to the backward pass.
+        lies_away: whether this rank's rows and their gradients lie in the machine's memory. They come to the card to be gathered.
         split_layers: splits the products of each layer first, on parameters without values.
 
     Raises:
@@ -137,10 +146,11 @@ def shard_model(
         param_dtype=NARROW.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     wide = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    home = CPUOffloadPolicy(pin_memory=device.type == "cuda") if lies_away else OffloadPolicy()
     for layer in model.layers_in_order():
         cast(Any, layer).forward = partial(_run_inside, inside, layer)
-        fully_shard(layer, mesh=mesh, mp_policy=narrow, reshard_after_forward=not keeps_parameters)
-    fully_shard(model, mesh=mesh, mp_policy=wide, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, mp_policy=narrow, reshard_after_forward=not keeps_parameters, offload_policy=home)
+    fully_shard(model, mesh=mesh, mp_policy=wide, reshard_after_forward=False, offload_policy=home)
     for method in _FORWARD_METHODS:
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)
@@ -148,7 +158,7 @@ def shard_model(
         if isinstance(module, FSDPModule):  # losses are parts of a sum already
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    model.to_empty(device=device)
+    model.to_empty(device="cpu" if lies_away else device)
     model.table = blocks_of(model.config).table(model.config).to(device)
     with torch.no_grad():
         for parameter in model.parameters():

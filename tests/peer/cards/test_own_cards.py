@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.cards.all_cards import MachineCards
-from peer.cards.layout_of import layout_of, world_without
+from peer.cards.layout_of import layout_of, stage_world_without, world_without
 from peer.cards.own_cards import OwnCards, own_cards
 from peer.settings.config import PeerConfig
 from peer.training.plan.cards_core import Card
@@ -125,8 +125,13 @@ def test_cards_that_cannot_be_meant_are_refused_in_a_line() -> None:
     assert caught.value.exit_code == 4
 
 
-def test_a_stage_takes_the_largest_card_alone() -> None:
+def test_a_stage_takes_the_cards_that_are_alike_to_the_largest_and_goes_on_with_those_that_are_left() -> None:
     large = OwnedCard(1, Card("cuda", "NVIDIA GeForce RTX 4090", 24 << 30, (8, 9)))
-    found = layout_of(OwnCards((CARDS.cards[0], large)), PeerConfig(), pipeline_run())
+    run = pipeline_run(inner={"batch_tokens": 8 * 256}, model={"context_tokens": 256}, pipeline={"micro_batches": 4})
+    found = layout_of(OwnCards((CARDS.cards[0], large)), PeerConfig(), run)
     assert [world.devices for world in found.layout.worlds] == [("cuda:1",)]
-    assert [out.reason for out in found.left_out] == ["a stage takes one card"]
+    assert [out.reason for out in found.left_out] == ["a stage takes cards of one kind"]
+    alike = layout_of(OwnCards(CARDS.cards), PeerConfig(), run)
+    assert alike.layout.worlds == (World(devices=("cuda:0", "cuda:1"), mesh=Mesh(shard=2)),)
+    assert stage_world_without(run, ("cuda:1",)) == World(devices=("cuda:1",))
+    assert stage_world_without(run, ()) is None

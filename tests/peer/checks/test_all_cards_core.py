@@ -7,6 +7,7 @@ from peer.checks.machine_core import Level
 from peer.training.plan.cards_core import Card
 from peer.training.plan.layout_core import choose_layout
 from peer.training.plan.owned_cards_core import LeftOut, OwnedCard
+from peer.training.plan.stage_layout_core import stage_layout
 from tests.peer.training.plan.test_layout_core import MACHINES, MODELS, _task
 
 RTX = Card("cuda", "NVIDIA GeForce RTX 3090", 24 << 30, (8, 6))
@@ -59,3 +60,12 @@ def test_the_layout_is_told_with_its_reason_and_gigabytes_a_card() -> None:
     assert layout_finding(choice).level is Level.OK
     misfit = choose_layout(cards, _task(MODELS["12B"]), "auto", links)
     assert layout_finding(misfit).level is Level.WARN
+
+
+def test_the_cards_of_a_stage_are_told_before_it_is_known_which_stage_they_hold() -> None:
+    choice = stage_layout(CARDS, 4)
+    assert list(layout_lines(choice)) == [
+        "2x RTX 3090, 24 GB: each holds the stage and a part of every micro-batch",
+        "card 2 (RX 7900 XTX, 24 GB): left out, a stage takes cards of one kind",
+    ]
+    assert layout_finding(choice).level == Level.OK

@@ -11,11 +11,15 @@ import trio
 import trio.testing
 
 from peer.pipeline.stage import stage_process
-from peer.pipeline.stage.stage_channel import FAREWELL, StageReply
+from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
 from peer.pipeline.stage.stage_worker import StageWorker
 from peer.training import training_process
-from peer.training.worker_channel import frame
+from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.layout import Mesh, World
+from peer.training.replica.replica import Replica
+from peer.training.training_process import Ended
+from peer.training.worker_channel import Failed, frame
 from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -144,7 +148,7 @@ async def test_what_a_process_says_of_its_end_is_told_in_one_line(tmp_path: Path
     with structlog.testing.capture_logs() as logs:
         async with open_stage_process(stage_plan(tmp_path, 0)) as process:
             await _ready(process)
-            starts.started[0].channel.sendall(frame(StageReply(number=FAREWELL, failed="the card is lost")))
+            starts.started[0].channel.sendall(frame(Failed(reason="the card is lost")))
             with trio.fail_after(WITHIN_S):
                 while not process.failed_because:
                     await trio.sleep(0.01)
@@ -212,3 +216,35 @@ async def test_after_running_out_of_memory_the_next_process_takes_the_next_plan(
         report = process.card_report
     assert report is not None
     assert (report.plan.checkpointing, report.kind) == ("selective", "cpu")
+
+
+def test_a_card_that_is_lost_is_left_out_and_named_and_the_others_go_on_with_a_plan_of_their_own(
+    tmp_path: Path,
+) -> None:
+    async def lose() -> None:
+        plan = stage_plan(tmp_path, 0, mesh=Mesh(shard=2), card_plan=CardPlan(checkpointing="full"))
+        process = StageProcess(plan, None, ("cuda:0", "cuda:1"), lambda left: World(devices=left))
+        try:
+            process._note_end(Ended(1, Failed(reason="a kernel stopped itself", is_of_card=True)))
+            assert process.failed_because == "card 1: a kernel stopped itself"
+            assert process._plan.mesh == Mesh(shard=2), "a new process may work"
+            process._note_end(Ended(1, Failed(reason="the card is lost", is_of_card=True, is_gone=True)))
+            assert (process._plan.mesh, process._plan.device, process._plan.card_plan) == (Mesh(), "cuda:0", None)
+            assert [(card.device, card.left_out) for card in process.cards(8.0, 0)] == [
+                ("cuda:0", ""),
+                ("cuda:1", "the card is lost"),
+            ]
+        finally:
+            process.close()
+
+    trio.run(lose)
+
+
+async def test_why_layers_run_eagerly_is_told_with_the_first_answer(
+    tmp_path: Path, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replica, "compile", lambda *_: "layers run eagerly: no compiler")
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        await _ready(process)
+        await _work(process, _Reported(), tmp_path).open()
+        assert process.compile_note == "layers run eagerly: no compiler"

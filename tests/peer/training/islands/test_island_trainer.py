@@ -17,6 +17,7 @@ import trio.testing
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.network.seams.interfaces import Snapshot
 from peer.training import training_process
+from peer.training.islands import island as island_module
 from peer.training.islands import island_trainer
 from peer.training.islands.island import Island, Offer
 from peer.training.islands.island_group import IslandGroup
@@ -358,6 +359,34 @@ async def test_a_model_that_does_not_fit_one_card_and_a_card_that_is_lost_leave_
         assert "the model does not fit" in progress.reason
         with pytest.raises(DoesNotFit):
             await both.trainer.evaluate(reads(both.anchor_N))
+
+
+async def test_a_card_that_was_left_out_is_tried_again_as_its_owner_wishes_by_then_and_counts_once_it_is_at_the_anchor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(island_module, "TRIED_AGAIN_S", 1.0)
+    async with _both(tmp_path) as both:
+        await both.trained()
+        await both.trainer.resume()
+        both.islands[1].end_with(Failed(reason="the card is lost", is_of_card=True, is_gone=True))
+        await _death(both.islands[1], 1)
+        assert both.islands[1].left_out == "the card is lost"
+        snapshot = await both.trainer.snapshot()
+        await _adopt(both, snapshot, both.anchor_N + 0.25)
+        await both.trainer.pause()
+        while both.islands[1].left_out or not both.islands[1].is_ready or both.islands[1]._behind:
+            await trio.sleep(0.01)
+        assert [card.left_out for card in both.trainer.cards] == ["", ""]
+        assert both.islands[1].progress().state == "paused", "its owner paused it while it was left out"
+        assert both.trainer.progress().num_replicas == 2
+        await both.trainer.resume()
+        await both.trained()
+        tokens = [island.progress().tokens_ready for island in both.islands]
+        snapshot = await both.trainer.snapshot()
+        assert snapshot.tokens == sum(tokens)
+        await _adopt(both, snapshot, both.anchor_N)
+        for theta_N in await both.thetas():
+            assert torch.allclose(theta_N, both.anchor_N, rtol=0.0, atol=ROUNDING)
 
 
 async def test_a_card_that_is_lost_while_the_mean_is_made_still_counts_with_its_theta(

@@ -46,6 +46,17 @@ def test_kept_parameters_take_more_and_split_sequences_less() -> None:
     assert split < sharded < kept
 
 
+def test_rows_in_the_machines_memory_take_nothing_of_the_cards_but_what_is_gathered() -> None:
+    mesh, away = Mesh(shard=4), FULL.model_copy(update={"offload": "all"})
+    need = memory_need(LOAD, INNER, 1, FULL)
+    rows = (need.parameters + need.gradients + need.moments) / mesh.num_ranks
+    assert rank_bytes(LOAD, INNER, 1, FULL, mesh) - rank_bytes(LOAD, INNER, 1, away, mesh) == pytest.approx(
+        rows, rel=0.05
+    )
+    more = rank_bytes(LOAD, INNER, 1, away, Mesh(shard=8))
+    assert more == pytest.approx(rank_bytes(LOAD, INNER, 1, away, mesh), rel=0.01), "nothing is left to divide"
+
+
 @pytest.mark.parametrize(
     ("mesh", "plan"),
     [

@@ -36,6 +36,7 @@ def _agreed(folder: Path, plans: list[CardPlan]) -> list[CardPlan]:
         (RICH.model_copy(update={"checkpointing": "full"}), RICH.model_copy(update={"checkpointing": "full"})),
         (RICH.model_copy(update={"moments": "exact"}), RICH.model_copy(update={"moments": "exact"})),
         (RICH.model_copy(update={"offload": "moments"}), RICH.model_copy(update={"offload": "moments"})),
+        (RICH.model_copy(update={"offload": "all"}), RICH.model_copy(update={"offload": "all"})),
     ],
 )
 def test_ranks_compute_as_the_card_that_can_do_least(short_path: Path, other: CardPlan, agreed: CardPlan) -> None:

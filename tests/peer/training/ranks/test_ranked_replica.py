@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -78,8 +79,23 @@ def test_two_ranks_do_what_one_process_does(short_path: Path) -> None:
     cases.add("searched", searched, micro_batch=0)
     cases.add("searched, kept", searched, mesh=KEEPS, micro_batch=0)
     cases.add("paused", paused, micro_batch=1)
+    away: dict[str, tuple[Callable[..., Found], dict[str, object]]] = {
+        "plain": (gradients, {"micro_batch": 1}),
+        "parameters kept": (gradients, {"mesh": KEEPS, "micro_batch": 1}),
+        "adamw": (updates, {}),
+        "muon": (updates, {"inner": inner(optimizer="muon"), "mesh": KEEPS}),
+        "vectors": (vectors, {}),
+        "experts": (vectors, {"mixture": MixtureConfig(num_experts=3, ffn_dim=12), "experts": (0, 2)}),
+        "skipped": (skipped, {}),
+        "searched": (searched, {"micro_batch": 0}),
+    }
+    for name, (work, changes) in away.items():
+        cases.add(f"{name}, away", work, card_plan=CardPlan(offload="all"), **changes)
     found = cases.found_by_ranks(Mesh(shard=2))
     assert _wrong(found, cases.found_alone()) == {}
+    for name in away:
+        pairs = [(what, found[f"{name}, away"][what], each) for what, each in found[name].items()]
+        assert {f"{name}: {what}" for what, own, other in pairs if not torch.equal(own, other)} == set()
     assert int(found["paused"]["same late"]) <= 2, "a pause is obeyed within two micro-batches on all ranks"
 
 

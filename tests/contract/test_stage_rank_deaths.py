@@ -1,0 +1,163 @@
+"""A stage on two cards as real processes: the end of one is the end of both, and the lane goes on from its snapshot as if nothing
+had been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import trio
+
+from peer.pipeline.stage.stage_channel import StageReply
+from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.training import training_process
+from peer.training.plan.layout import Mesh, World
+from peer.training.worker_channel import Area
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.stage_machine import Point
+from tests.contract.rank_doom import DOOM_VARIABLE, How, RankDoom
+from tests.contract.rank_doom import Point as DoomPoint
+from tests.forked import open_forked
+from tests.peer.worker_world import PIPELINE, Asker, anchor, stage_plan, stage_worker
+
+WITHIN_S = 500.0
+"""A busy machine gives little of its time. How fast processes are back is not judged here."""
+
+
+class _Unheard:
+    """Reports of the process, for nobody."""
+
+    def stepped(self, reply: StageReply) -> None:
+        """As StageListener."""
+
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """As StageListener."""
+
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """As StageListener."""
+
+
+@pytest.fixture(scope="module")
+def doom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file that dooms; ranks are forked off one process."""
+    file = tmp_path_factory.mktemp("doom") / "doom"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DOOM_VARIABLE, str(file))
+        with open_forked("tests.contract.doomed_stage", "torch.distributed.device_mesh") as forked:
+            patch.setattr(training_process, "start_worker", forked.start_worker)
+            yield file
+
+
+@dataclass
+class Lane:
+    """A lane of two stages: the first on one card in this process, the last one on two cards."""
+
+    first: Asker
+    process: StageProcess
+    folder: Path
+    work: ProcessWork
+
+    async def open(self) -> None:
+        """Both stages at the anchor, the last one with the process that is there now."""
+        while not self.process.is_ready:
+            await trio.sleep(0.01)
+        plan = stage_plan(self.folder, 1)
+        self.work = ProcessWork(self.process, 7, lambda: (anchor(plan), 0), _Unheard())
+        await self.work.open()
+
+    async def step(self, number: int) -> None:
+        """An inner step. Raises as the process's orders."""
+        at, there = Point(0, number), {"step": number}
+        for batch in range(PIPELINE.micro_batches):
+            message = self.first.ask("run_pass", **there, micro_batch=batch)[1]
+            await self.work.arrived(message, 0, at, Pass(batch, False))
+            await self.work.run_pass(0, at, Pass(batch, False))
+            gradient = await self.work.run_pass(0, at, Pass(batch, True))
+            assert gradient is not None
+            back = {**there, "micro_batch": batch, "is_backward": True}
+            self.first.ask("arrived", gradient, **back)
+            self.first.ask("run_pass", **back)
+        square = float.fromhex(self.first.ask("square")[0].square) + await self.work.square()
+        self.first.ask("take_step", **there, whole_square=square.hex())
+        assert await self.work.take_step(at, square)
+
+    async def snapshots(self) -> tuple[bytes, bytes]:
+        """Of both stages."""
+        return self.first.ask("snapshot")[1], await self.work.snapshot()
+
+    async def go_back(self, snapshots: tuple[bytes, bytes]) -> None:
+        """Both stages continue from here."""
+        self.first.ask("restore", snapshots[0])
+        await self.work.restore(snapshots[1])
+
+
+@contextmanager
+def _first(folder: Path) -> Iterator[Asker]:
+    with stage_worker(stage_plan(folder, 0)) as asker:
+        asker.vectors.write(Area.IN, anchor(stage_plan(folder, 0)))
+        asker.ask("open", lane=7)
+        yield asker
+
+
+@asynccontextmanager
+async def _lane(folder: Path) -> AsyncIterator[Lane]:
+    plan = stage_plan(folder, 1, mesh=Mesh(shard=2))
+    with trio.fail_after(WITHIN_S), _first(folder) as first:
+        async with open_stage_process(
+            plan, devices=("cpu", "cpu"), without=lambda left: World(devices=left)
+        ) as process:
+            lane = Lane(first, process, folder, ProcessWork(process, 7, lambda: (anchor(plan), 0), _Unheard()))
+            await lane.open()
+            yield lane
+
+
+async def test_a_lane_goes_on_as_if_nothing_had_been_when_a_card_of_a_stage_ends_at_any_point(
+    tmp_path: Path, doom: Path
+) -> None:
+    ends: list[tuple[int, DoomPoint, How]] = [
+        (1, "backward", "kill"),
+        (0, "optimizer", "freeze"),
+        (1, "step", "freeze"),
+        (0, "step", "kill"),
+    ]
+    async with _lane(tmp_path) as lane:
+        await lane.step(0)
+        kept = await lane.snapshots()
+        await lane.step(1)
+        undisturbed = await lane.snapshots()
+        for lives, (rank, point, how) in enumerate(ends, start=1):
+            await lane.go_back(kept)
+            pids = lane.process.pids
+            RankDoom(rank, point, how).announce(doom)
+            with pytest.raises(StageProcessDied):
+                await lane.step(1)
+            while lane.process.restarts < lives:
+                await trio.sleep(0.01)
+            assert not any(map(psutil.pid_exists, pids)), "both are gone before a new life begins"
+            await lane.open()
+            await lane.go_back(kept)
+            await lane.step(1)
+            assert await lane.snapshots() == undisturbed
+
+
+async def test_memory_that_runs_out_on_one_card_moves_both_to_the_next_plan(tmp_path: Path, doom: Path) -> None:
+    async with _lane(tmp_path) as lane:
+        RankDoom(1, "backward", "memory").announce(doom)
+        with pytest.raises(StageProcessDied):
+            await lane.step(0)
+        while not lane.process.restarts:
+            await trio.sleep(0.01)
+        await lane.open()
+        lane.first.ask("open", lane=7)
+        await lane.step(0)
+        states = lane.process.cards(100.0, 1000)
+    plans = {state.report.plan.checkpointing for state in states if state.report is not None}
+    assert plans == {"selective"}
+    assert [(state.rank, state.tokens_per_s) for state in states] == [(0, 50.0), (1, 50.0)]
+    assert torch.isfinite(torch.tensor([state.tokens_trained for state in states])).all()
