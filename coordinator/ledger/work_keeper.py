@@ -18,6 +18,7 @@ from protocol.errors import PotluckError
 from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.round_row import disagreed_in
+from protocol.rounds.lineage.stranger_weights import recorded_weights
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock
@@ -40,9 +41,8 @@ def work_in(links: Iterable[ChainLink], day: int) -> list[DayOfWork]:
         if record is None:
             continue
         left_out = {entry.peer: entry.share for entry in disagreed_in(record)}
-        for entry in record.contributors:
+        for entry, most in zip(record.contributors, recorded_weights(record), strict=True):
             share, credited = left_out.get(entry.peer, 0.0), entry.credited_tokens
-            most = min(entry.tokens, record.weight_cap_tokens)
             brought = most if share >= 1.0 else min(most, round(credited / (1.0 - share)))
             before = sums.get(entry.peer, WorkDay(day, 0, 0))
             sums[entry.peer] = WorkDay(day, before.credited_tokens + credited, before.brought_tokens + brought)

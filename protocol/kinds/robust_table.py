@@ -39,11 +39,14 @@ ROBUST_RULES: Final[Mapping[str, RobustFacts]] = MappingProxyType({facts.name: f
 """By name."""
 
 FEWEST_TO_JUDGE: Final = 4
-"""With fewer members nobody is left out: of three, two that disagree with each other leave no majority."""
+"""With fewer keepers and members none of them is left out: of three, two that disagree with each other leave no majority."""
+
+FEWEST_TO_MEASURE: Final = 3
+"""With fewer of them their agreements have no median to measure strangers by: a stranger is kept where it points along with them."""
 
 
 def most_left_out(num_members: int) -> int:
-    """The most of these members whose chunk an honest reducer leaves out of one mean: the upper half of the agreements is at least
-    the median that it compares with.
+    """The most of these keepers and members whose chunk an honest reducer leaves out of one mean: the upper half of the agreements is
+    at least the median that it compares with. Of strangers it may leave out all.
     """
     return num_members // 2 if num_members >= FEWEST_TO_JUDGE else 0

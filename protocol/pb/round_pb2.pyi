@@ -86,7 +86,7 @@ class LanePart(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., round: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class ContributionHeader(_message.Message):
-    __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root", "lanes")
+    __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root", "lanes", "is_stranger")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class ContributionHeader(_message.Message):
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_ROOT_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    IS_STRANGER_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     member: Member
@@ -105,7 +106,8 @@ class ContributionHeader(_message.Message):
     attested: bytes
     attested_root: bytes
     lanes: _containers.RepeatedCompositeFieldContainer[LanePart]
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., root: _Optional[bytes] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
+    is_stranger: bool
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., root: _Optional[bytes] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., is_stranger: bool = ...) -> None: ...
 
 class Omission(_message.Message):
     __slots__ = ("peer", "reason", "code")
@@ -118,7 +120,7 @@ class Omission(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class Included(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential", "num_left_out", "agreement_percent")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes", "session", "seal", "credential", "num_left_out", "agreement_percent", "is_stranger")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +133,7 @@ class Included(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     AGREEMENT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    IS_STRANGER_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
@@ -143,7 +146,8 @@ class Included(_message.Message):
     credential: bytes
     num_left_out: int
     agreement_percent: int
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., num_left_out: _Optional[int] = ..., agreement_percent: _Optional[int] = ...) -> None: ...
+    is_stranger: bool
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., num_left_out: _Optional[int] = ..., agreement_percent: _Optional[int] = ..., is_stranger: bool = ...) -> None: ...
 
 class ResultHeader(_message.Message):
     __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm", "sum_seal", "credential")
@@ -208,7 +212,7 @@ class SliceRecord(_message.Message):
     def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ..., seal: _Optional[bytes] = ..., credential: _Optional[bytes] = ..., disagreeing: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ...) -> None: ...
 
 class Contributor(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes", "session", "seal", "attests", "credential")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes", "session", "seal", "attests", "credential", "is_stranger")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +223,7 @@ class Contributor(_message.Message):
     SEAL_FIELD_NUMBER: _ClassVar[int]
     ATTESTS_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    IS_STRANGER_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
@@ -229,7 +234,8 @@ class Contributor(_message.Message):
     seal: bytes
     attests: int
     credential: bytes
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., attests: _Optional[int] = ..., credential: _Optional[bytes] = ...) -> None: ...
+    is_stranger: bool
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ..., session: _Optional[int] = ..., seal: _Optional[bytes] = ..., attests: _Optional[int] = ..., credential: _Optional[bytes] = ..., is_stranger: bool = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("commit", "state_root")
@@ -368,14 +374,16 @@ class FalseSum(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., proof_hash: _Optional[bytes] = ...) -> None: ...
 
 class Input(_message.Message):
-    __slots__ = ("peer", "root", "weight")
+    __slots__ = ("peer", "root", "weight", "is_stranger")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    IS_STRANGER_FIELD_NUMBER: _ClassVar[int]
     peer: str
     root: bytes
     weight: int
-    def __init__(self, peer: _Optional[str] = ..., root: _Optional[bytes] = ..., weight: _Optional[int] = ...) -> None: ...
+    is_stranger: bool
+    def __init__(self, peer: _Optional[str] = ..., root: _Optional[bytes] = ..., weight: _Optional[int] = ..., is_stranger: bool = ...) -> None: ...
 
 class SliceSum(_message.Message):
     __slots__ = ("unit", "base", "first_chunk", "stop_chunk", "reducer", "result_hash", "lost_ppm", "inputs", "disagreeing")

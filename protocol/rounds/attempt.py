@@ -65,6 +65,7 @@ from protocol.rounds.queries import (
     may_hand_on,
     quorum_in_reach,
     ready_tokens,
+    trusted_peers,
     until_first_unit,
 )
 from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
@@ -122,7 +123,7 @@ def propose(state: RoundState, now_s: float) -> RoundStep:
 
 def _cap(state: RoundState, members: Mapping[PeerId, Member]) -> int:
     """The weight cap by the tokens that these members are expected to have."""
-    tokens, link = expected_tokens(state, members), state.link
+    tokens, link = expected_tokens(state, trusted_peers(state, members)), state.link
     return weight_cap(tokens, link.target_tokens, cap_factor_of(link.rules))
 
 
@@ -192,7 +193,7 @@ def _settle(
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link, turns)
     record = make_record(state.link, proposal, led.ballot, results, voters, outer, target)
     problem = record_problem(state.link, record, check, voters.left) or low_cap_problem(
-        state.link, record, {member.peer for member in proposal.members}
+        state.link, record, trusted_peers(state, [member.peer for member in proposal.members])
     )
     if problem:  # nobody would ack it: another attempt plans with what is known now
         return failed(state, now_s, f"no record can be made of these results: {problem}")

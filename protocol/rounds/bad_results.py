@@ -11,7 +11,6 @@ Rules: R10, R14, R16, R27 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
@@ -22,6 +21,7 @@ from protocol.kinds.codec_table import leaves_out
 from protocol.rounds import attempt
 from protocol.rounds.events import ResultRefused, SumProven, SumWithheld
 from protocol.rounds.lineage.chain import link_after
+from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.disagreement_rules import all_disagreeing, disagreements, guard_problem
 from protocol.rounds.lineage.record_rules import (
     ROUND_DOMAIN,
@@ -51,9 +51,9 @@ class FalseResultError(RemoteProtocolError):
 
 
 def open_result(
-    config: RoundConfig, proposal: Proposal, message: ResultReady, voters: Collection[PeerId] | None = None
+    config: RoundConfig, proposal: Proposal, message: ResultReady, base: ChainLink | None = None
 ) -> ResultHeader:
-    """The signed header of a slice's result, checked against the proposal; `voters` are the base roster, where it is known.
+    """The signed header of a slice's result, checked against the proposal; `base` is the commit that it builds on, where it is known.
 
     Raises:
         FalseResultError: its reducer counts somebody who takes no part, or what a member did not sign.
@@ -69,12 +69,12 @@ def open_result(
         raise RemoteProtocolError(f"a result of {short(header.reducer)} for another slice", "its own slice")
     if header.reducer != envelope.sender or (header.base, header.ballot) != (proposal.base, proposal.ballot):
         raise RemoteProtocolError(f"a result signed by {short(envelope.sender)}", "its reducer's, of this attempt")
-    _require_true(config, proposal, part, header, voters)
+    _require_true(config, proposal, part, header, base)
     return header
 
 
 def _require_true(
-    config: RoundConfig, proposal: Proposal, part: SliceSpec, header: ResultHeader, voters: Collection[PeerId] | None
+    config: RoundConfig, proposal: Proposal, part: SliceSpec, header: ResultHeader, base: ChainLink | None
 ) -> None:
     peers = [entry.peer for entry in header.included]
     here = {m.peer: m for m in proposal.members}
@@ -82,7 +82,8 @@ def _require_true(
         raise FalseResultError(part, "a result that counts strangers, or somebody twice", "members, each once")
     problem = guard_problem(disagreements(header), config.sums.guard)
     if header.included and not problem:
-        problem = result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters)
+        voters, rules = (None, 0) if base is None else (base.roster, base.rules)
+        problem = result_problem(header, proposal, SignatureCheck(config.verifier, config.run_id), voters, rules)
     if problem:
         raise FalseResultError(part, problem, "what its contributors and its reducer signed")
     codec = proposal.result_codec or proposal.codec

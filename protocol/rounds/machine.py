@@ -482,7 +482,7 @@ def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: floa
         )
         return RoundStep(state, remark=f"dropped a result of {_named(message.ballot)}: {known}")
     try:
-        header = refusing.open_result(state.config, opened.proposal, message, state.link.roster)
+        header = refusing.open_result(state.config, opened.proposal, message, state.link)
     except refusing.FalseResultError as error:
         return refusing.false_result(state, opened.proposal, error, now_s)
     except (RemoteProtocolError, VersionError) as error:

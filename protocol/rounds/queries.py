@@ -5,7 +5,7 @@ Rules: R4, R5, R7, R12, R18, R23 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from protocol.identity.standing import PeerStanding
@@ -14,6 +14,7 @@ from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, say
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
+from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
@@ -224,6 +225,13 @@ def may_hold(state: RoundState, peer: PeerId) -> bool:
 def standing_of(state: RoundState, peer: PeerId) -> PeerStanding:
     """A peer's standing, as its credential has it; a keeper's where nothing else was shown."""
     return state.barred.standings.get(peer, PeerStanding.KEEPER)
+
+
+def trusted_peers(state: RoundState, peers: Iterable[PeerId]) -> list[PeerId]:
+    """Those of these peers from whose tokens the weight cap follows: all but strangers, where strangers' weight is bounded."""
+    if not bounds_strangers(state.link.rules):
+        return list(peers)
+    return [peer for peer in peers if standing_of(state, peer).may_reduce]
 
 
 def may_reduce(state: RoundState, peer: PeerId) -> bool:

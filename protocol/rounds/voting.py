@@ -52,6 +52,7 @@ from protocol.rounds.queries import (
     may_be_lone,
     may_hand_on,
     standing_of,
+    trusted_peers,
 )
 from protocol.rounds.state import LeaderAttempts, OpenRound, PendingPreVote, RoundState, RoundStep
 from protocol.rounds.telling import own_heartbeat
@@ -184,7 +185,7 @@ def _why_not_fair(state: RoundState, link: ChainLink, leaves: Mapping[PeerId, Le
         proposal = None  # of another attempt
     if _is_passed_over(state, record, proposal, now_s):
         return "it counts nothing of ours, nor of most members"
-    if low := low_cap_problem(state.link, record, {*state.link.roster, *state.peers}):
+    if low := low_cap_problem(state.link, record, trusted_peers(state, {*state.link.roster, *state.peers})):
         return low
     if len(record.roster) >= state.config.max_members:
         return ""  # there is room for no more

@@ -31,6 +31,7 @@ MANY_FIELDS = {
     "protocol/host/reports.py:PeerReport": 33,
     "protocol/pipeline/lanes/lane_machine.py:LaneState": 19,
     "protocol/rounds/messages/record.py:CommitRecord": 20,
+    "protocol/rounds/messages/record.py:Included": 13,
     "protocol/rounds/messages/messages.py:Proposal": 14,
     "protocol/rounds/messages/messages.py:ResultHeader": 13,
     "protocol/rounds/state.py:Leading": 14,

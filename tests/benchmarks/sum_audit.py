@@ -194,6 +194,7 @@ class World:
 @dataclass(frozen=True)
 class _Chunks:
     chunks: dict[int, memoryview]
+    is_stranger: bool = False
 
 
 def _begins(data: bytes) -> range:

@@ -104,6 +104,8 @@ def _wire() -> dict[str, str]:
     start = encode_body(StartRecord(bytes(32), (StartUnit(UNIT, bytes(32), ROOT),), ("alice",), 500, 1))  # type: ignore[arg-type]
     invite = Invite(("host:7000",), b"certificate", RunId(b"r" * 32), b"s" * 16, 2_000_000_000, ("/ip4/1.2.3.4",), 3)
     hello = ExchangeHello(UNIT, BASE, RECORD.ballot, 3, b"signed", bytes(64), bytes(range(32)))
+    first, *others = SIGNED.contributors
+    with_stranger = replace(SIGNED, contributors=(replace(first, is_stranger=True), *others))
     values = {
         "peer id": ALICE.peer_id,
         "identity file": ALICE.libp2p_private_key_bytes().hex(),
@@ -135,6 +137,9 @@ def _wire() -> dict[str, str]:
         "claim": encode_claim(header).hex(),
         "claim of lanes": encode_claim(replace(header, tokens=10, lanes=LANES)).hex(),
         "sum": encode_sum(sum_of(SIGNED, SIGNED.slices[0])).hex(),
+        "claim of a stranger": encode_claim(replace(header, is_stranger=True)).hex(),
+        "sum with a stranger": encode_sum(sum_of(with_stranger, with_stranger.slices[0])).hex(),
+        "commit record with a stranger": encode_record(with_stranger).hex(),
         "seal of an envelope": seal_of(seal(ALICE, "potluck test", b"r" * 32, 7, 1_800_000_000_000, b"payload")).hex(),
         "ExchangeHello": encode_body(hello).hex(),
         "ExchangeHello of a newcomer": encode_body(replace(hello, credential=b"credential")).hex(),

@@ -10,22 +10,36 @@ from dataclasses import replace
 import pytest
 
 from protocol.identity.standing import PeerStanding
-from protocol.rounds.lineage.record_rules import SIGNED, SignatureCheck, record_problem, result_problem
-from protocol.rounds.lineage.rule_numbers import CAP_FACTOR, is_open, rules_with
+from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem, result_problem, sum_of
+from protocol.rounds.lineage.rule_numbers import BOUNDED_STRANGERS, CAP_FACTOR, NEW_RUNS, is_open, rules_with
+from protocol.rounds.lineage.stranger_weights import recorded_weights
+from protocol.rounds.messages.bounds import MAX_TOKENS
 from protocol.rounds.messages.messages import PreVote, PreVoteRequest, Promise
-from protocol.rounds.messages.record import Ballot, CommitRecord
+from protocol.rounds.messages.record import Ballot, CommitRecord, Omission, OmissionCode
 from protocol.rounds.schedule.proposal import Voters, make_record
 from tests.protocol.rounds.made_commits import proposal_on, results_of
-from tests.protocol.rounds.round_table import OUTER, RUN_ID, TARGET_TOKENS, UNIT, Seat, Table, acquaint, wanted
+from tests.protocol.rounds.round_table import (
+    OUTER,
+    RUN_ID,
+    TARGET_TOKENS,
+    UNIT,
+    Seat,
+    Table,
+    acquaint,
+    wanted,
+    with_sum,
+)
 from tests.simulation.signing import HashVerifier
 
 CHECK = SignatureCheck(HashVerifier(), RUN_ID)
+LIE = MAX_TOKENS >> 8
 STRANGER, MEMBER, KEEPER = PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER
 
 
 def _table(num_keepers: int, num_juniors: int, standing: PeerStanding = STRANGER) -> tuple[Table, list[Seat]]:
     """Founders, and peers of this standing beside them."""
-    table = Table(num_keepers + num_juniors, num_founders=num_keepers, longest_interval_s=5.0)
+    rules = rules_with(NEW_RUNS, CAP_FACTOR, is_open_run=True)
+    table = Table(num_keepers + num_juniors, num_founders=num_keepers, rules=rules, longest_interval_s=5.0)
     juniors = [seat for seat in table.live() if seat.peer not in table.genesis.roster]
     table.standings = dict.fromkeys([seat.peer for seat in juniors], standing)
     return table, juniors
@@ -145,7 +159,7 @@ def test_no_member_is_left_out_of_a_record_by_the_words_of_strangers() -> None:
 def test_records_of_an_open_run_say_so_to_the_end_and_those_of_others_may_not() -> None:
     table, _ = _table(3, 1)
     members = table.live()
-    genesis = replace(table.genesis, rules=rules_with(SIGNED, CAP_FACTOR, is_open_run=True))
+    genesis = table.genesis
     proposal = proposal_on(genesis, members)
     voters = Voters(frozenset(genesis.roster), frozenset(), voteless=frozenset(table.standings))
     slices = tuple(replace(part, reducer=genesis.roster[0]) for part in proposal.slices)
@@ -155,5 +169,86 @@ def test_records_of_an_open_run_say_so_to_the_end_and_those_of_others_may_not() 
     )
     assert is_open(record.rules)
     assert record_problem(genesis, record, CHECK, ()) == ""
-    assert "expected its parent's rules" in record_problem(genesis, replace(record, rules=SIGNED), CHECK, ())
-    assert "expected its parent's rules" in record_problem(replace(genesis, rules=SIGNED), record, CHECK, ())
+    assert "expected its parent's rules" in record_problem(genesis, replace(record, rules=NEW_RUNS), CHECK, ())
+    assert "expected its parent's rules" in record_problem(replace(genesis, rules=NEW_RUNS), record, CHECK, ())
+
+
+# --- their weight -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_keepers", "num_strangers"), [(1, 1), (2, 6), (4, 3)])
+def test_strangers_that_lie_about_tokens_hold_at_most_a_quarter_of_every_slice_and_of_all_credit(
+    num_keepers: int, num_strangers: int
+) -> None:
+    table, strangers = _table(num_keepers, num_strangers)
+    table.run_until(lambda: table.all_at(2), 100.0)
+    for seat in strangers:
+        seat.tokens = LIE
+    table.run_until(lambda: table.all_at(6), 200.0)
+    liars = {seat.peer for seat in strangers}
+    records = _records(table)
+    claimed = [entry.tokens for record in records for entry in record.contributors if entry.peer in liars]
+    assert max(claimed) == LIE
+    for record in records:
+        for part in record.slices:
+            inputs = sum_of(record, part).inputs
+            theirs = sum(each.weight for each in inputs if each.peer in liars)
+            assert 4 * theirs <= sum(each.weight for each in inputs)
+        credited = sum(entry.credited_tokens for entry in record.contributors if entry.peer in liars)
+        assert 4 * credited <= sum(entry.credited_tokens for entry in record.contributors)
+        assert record.weight_cap_tokens < LIE, "nor do they move the cap of others"
+
+
+def _with_claims(table: Table, is_told: bool) -> CommitRecord:
+    """A record of an honest leader on the table's genesis, whose strangers say that they are, or do not."""
+    members = sorted(table.live(), key=lambda seat: seat.peer)
+    proposal = proposal_on(table.genesis, members)
+    slices = tuple(replace(part, reducer=table.genesis.roster[0]) for part in proposal.slices)
+    proposal = replace(proposal, slices=slices)
+    results = results_of(proposal, members)
+    assert all(entry.is_stranger == (is_told and entry.peer in table.standings) for entry in results[0].included)
+    voters = Voters(frozenset(table.genesis.roster), frozenset(), voteless=frozenset(table.standings))
+    return make_record(table.genesis, proposal, proposal.ballot, results, voters, OUTER, TARGET_TOKENS)
+
+
+def test_a_stranger_that_does_not_say_so_is_refused_by_every_reader() -> None:
+    table, (stranger,) = _table(3, 1)
+    base = table.genesis
+    table.genesis = replace(base, rules=base.rules - BOUNDED_STRANGERS)  # its claims are made as in an older run
+    silent = replace(_with_claims(table, is_told=False), rules=base.rules)
+    assert "is a stranger and does not say so" in record_problem(base, silent, CHECK, ())
+    proposal = proposal_on(base, table.live())
+    header = next(each for each in results_of(proposal, table.live()) if each.reducer != stranger.peer)
+    assert "is a stranger and does not say so" in result_problem(header, proposal, CHECK, base.roster, base.rules)
+    assert result_problem(header, proposal, CHECK, base.roster, table.genesis.rules) == ""
+
+
+def test_an_open_run_of_an_older_release_counts_strangers_as_it_did_and_no_claim_tells_them() -> None:
+    table, _ = _table(3, 1)
+    told = _with_claims(table, is_told=True)
+    table.genesis = old = replace(table.genesis, rules=table.genesis.rules - BOUNDED_STRANGERS)
+    record = _with_claims(table, is_told=False)
+    assert record_problem(old, record, CHECK, ()) == ""
+    assert recorded_weights(record) == [entry.tokens for entry in record.contributors]
+    assert "says that it is a stranger" in record_problem(old, replace(told, rules=old.rules), CHECK, ())
+
+
+def test_a_record_whose_rules_bound_no_strangers_cannot_follow_one_whose_rules_do() -> None:
+    table, _ = _table(3, 1)
+    record = _with_claims(table, is_told=True)
+    assert record_problem(table.genesis, record, CHECK, ()) == ""
+    loose = replace(record, rules=record.rules - BOUNDED_STRANGERS)
+    assert "expected its parent's rules" in record_problem(table.genesis, loose, CHECK, ())
+
+
+def test_a_slice_of_strangers_alone_goes_into_no_record() -> None:
+    table, (stranger,) = _table(3, 1)
+    record = _with_claims(table, is_told=True)
+    gone = tuple(Omission(peer, "", OmissionCode.LATE) for peer in table.genesis.roster)
+    bare = replace(record, slices=(replace(record.slices[0], omitted=gone), *record.slices[1:]))
+    assert "counts nobody but strangers" in record_problem(table.genesis, bare, CHECK, ())
+    proposal = proposal_on(table.genesis, table.live())
+    header = next(each for each in results_of(proposal, table.live()) if each.reducer != stranger.peer)
+    alone = replace(header, included=tuple(entry for entry in header.included if entry.is_stranger), omitted=gone)
+    keeper = table.seats[header.reducer]
+    assert "strangers alone" in result_problem(with_sum(alone, proposal, keeper), proposal, CHECK)

@@ -22,6 +22,7 @@ class _Shown:
     """One chunk of a contribution, as a sum takes it."""
 
     chunks: Mapping[int, bytes | memoryview]
+    is_stranger: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class SumCheck:
         if any(len(shown.data) != self.codec.encoded_bytes(stop - begin) for shown in proof.shown):
             return True
         counted = [
-            (each.peer, _Shown({chunk: shown.data})) for each, shown in zip(what.inputs, proof.shown, strict=True)
+            (each.peer, _Shown({chunk: shown.data}, each.is_stranger))
+            for each, shown in zip(what.inputs, proof.shown, strict=True)
         ]
         run, weights = range(chunk, chunk + 1), [each.weight for each in what.inputs]
         try:

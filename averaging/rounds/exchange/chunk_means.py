@@ -35,6 +35,11 @@ class HasChunks(Protocol):
     """A contribution, or a part of one, of which encoded chunks are here."""
 
     @property
+    def is_stranger(self) -> bool:
+        """Whether its claim is a stranger's."""
+        ...
+
+    @property
     def chunks(self) -> Mapping[int, bytes | memoryview]:
         """By their number in the unit's grid."""
         ...
@@ -76,8 +81,8 @@ class ChunkMeans:
 
         Args:
             codec: of the contributions.
-            counted: at least one member; all have these chunks.
-            weights: of the members, in tokens.
+            counted: at least one keeper or member; all have these chunks.
+            weights: of the members, in tokens (stranger_weights.py).
 
         Raises:
             UndecodableError: a member's bytes do not decode, or to a value beyond MAX_DELTA.
@@ -93,12 +98,15 @@ class ChunkMeans:
         """Chunk by chunk, by the run's rule."""
         begin, stop = self.grid.span(run.start, run.stop)
         mean_n, left_out, dtype = torch.empty(stop - begin), list[LeftOut](), sum_dtype(self.result_codec.name)
+        are_strangers = [offer.is_stranger for _, offer in counted]
         for chunk in run:
             first, last = self.grid.bounds(chunk)
             one, rows_mn = range(chunk, chunk + 1), torch.empty(len(counted), last - first)
             for number, (peer, offer) in enumerate(counted):
                 rows_mn[number] = self._decoded(peer, offer, codec, one)
-            mean_n[first - begin : last - begin], judgement = robust_mean(rows_mn, weights, self.rules.guard, dtype)
+            mean_n[first - begin : last - begin], judgement = robust_mean(
+                rows_mn, weights, self.rules.guard, dtype, are_strangers if any(are_strangers) else None
+            )
             left_out.append(
                 tuple((counted[number][0], float(judgement.shares[number])) for number in judgement.left_out)
             )

@@ -40,6 +40,7 @@ from protocol.errors import LocalProtocolError, PotluckError, StorageError, Tran
 from protocol.ids import CommitId, PeerId, Root
 from protocol.merkle import MerkleTree
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
+from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.messages.claim import encode_claim
 from protocol.rounds.messages.messages import Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot
@@ -170,12 +171,21 @@ class ExchangeDriver:
         # durable before its header leaves; if the head moves meanwhile the contribution is useless
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config
+        credential, may_overwrite = _credential(config, chain, tools), snapshot.may_overwrite
         header = ContributionHeader(
-            config.unit, base, config.me, snapshot.tokens, config.codec, encoded.root, base, root, snapshot.lanes
+            config.unit,
+            base,
+            config.me,
+            snapshot.tokens,
+            config.codec,
+            encoded.root,
+            base,
+            root,
+            snapshot.lanes,
+            _is_stranger(config, chain, credential),
         )
         signed = await tools.seal(encode_claim(header))
         self._check_head(base)
-        credential, may_overwrite = _credential(config, chain, tools), snapshot.may_overwrite
         offered = replace(encoded, header=signed, credential=credential, may_overwrite_theta=may_overwrite)
         return offered, fed, taken_s
 
@@ -260,8 +270,11 @@ class ExchangeDriver:
             self._base = base
             self._contribution = self._growing = None
             self._halves = HalfResults()
-            voters = frozenset(self._chain.head.roster)
-            self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid, voters)
+            config, head = self._config, self._chain.head
+            voters, tells = frozenset(head.roster), bounds_strangers(head.rules)
+            self._offers = Offers(
+                config.run_id, config.verifier, tools.codec, tools.grid, voters, tells_strangers=tells
+            )
             self.shown.begin(base, self._offers)
 
     async def _run(self, exchange: Exchange) -> None:
@@ -431,6 +444,14 @@ class ExchangeDriver:
 def _credential(config: RoundConfig, chain: UnitChain, tools: RoundContext) -> bytes:
     """Our proof of admission, if records need it because we are not in the base roster."""
     return b"" if config.me.peer in chain.head.roster else tools.credential()
+
+
+def _is_stranger(config: RoundConfig, chain: UnitChain, credential: bytes) -> bool:
+    """Whether our claim has to say that we are a stranger, by the credential that goes with it."""
+    if not credential or not bounds_strangers(chain.head.rules):
+        return False
+    standing = config.verifier.standing(credential, config.me.peer, config.run_id)
+    return standing is not None and not standing.may_reduce
 
 
 def _encoder(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> DeltaEncoder:

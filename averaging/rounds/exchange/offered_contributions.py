@@ -22,6 +22,7 @@ from protocol.errors import RemoteProtocolError, TransportError
 from protocol.identity.envelope import open_envelope, seal_of
 from protocol.identity.identity import Verifier
 from protocol.identity.names import peer_name
+from protocol.identity.standing import PeerStanding
 from protocol.ids import HASH_BYTES, PeerId, Root, RunId
 from protocol.merkle import leaf_hash, path_of_one, range_root
 from protocol.rounds.audit.sum_proof import ShownChunk
@@ -60,6 +61,11 @@ class OfferedContribution:
         """Of all its chunks."""
         return self.header.root
 
+    @property
+    def is_stranger(self) -> bool:
+        """Whether its claim is a stranger's."""
+        return self.header.is_stranger
+
     def has(self, part: SliceSpec) -> bool:
         """Whether the whole slice is here."""
         return all(chunk in self.chunks for chunk in range(part.first_chunk, part.stop_chunk))
@@ -85,13 +91,18 @@ class Offers:
         codec: Codec,
         grid: ChunkGrid,
         voters: frozenset[PeerId] | None = None,
+        *,
+        tells_strangers: bool = False,
     ) -> None:
-        """Args: voters: the base roster. Others must show the credential that admitted them; None where it is not known here."""
+        """Args: voters: the base roster. Others must show the credential that admitted them; None where it is not known here.
+        tells_strangers: whether strangers' claims say that they are, as rules with bounded strangers ask.
+        """
         self._run_id = run_id
         self._verifier = verifier
         self.codec = codec
         self._grid = grid
         self._voters = voters
+        self._tells_strangers = tells_strangers
         self._offers: dict[PeerId, OfferedContribution] = {}
         self._carried: dict[PeerId, CarriedContribution] = {}
 
@@ -107,7 +118,7 @@ class Offers:
             RemoteProtocolError: anything that does not fit; the stream is reset.
         """
         offer = self._headed(sender, proposal, hello.contribution)
-        self._require_admission(sender, hello.credential)
+        self._require_admission(sender, hello.credential, offer.header)
         offer.credential = hello.credential
         if (root or self.root_in(part, hello)) != offer.header.root:
             raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
@@ -126,10 +137,18 @@ class Offers:
         hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
         return range_root(self._grid.num_chunks, part.first_chunk, hashes, _path_in(hello))
 
-    def _require_admission(self, sender: PeerId, credential: bytes) -> None:
+    def _require_admission(self, sender: PeerId, credential: bytes, claim: ContributionHeader) -> None:
         must_show = self._voters is not None and sender not in self._voters
-        if must_show and not self._verifier.admits(credential, sender, self._run_id):
+        standing = self._verifier.standing(credential, sender, self._run_id) if must_show else PeerStanding.KEEPER
+        if standing is None:
             raise RemoteProtocolError(f"a contribution of {sender} without its admission", "its credential")
+        is_told = claim.is_stranger or standing.may_reduce or not self._tells_strangers
+        if not is_told or (claim.is_stranger and not self._tells_strangers):
+            raise RemoteProtocolError(
+                f"a claim of {sender} that tells another standing than its credential",
+                "a stranger's claim of a stranger",
+                "ask its owner to install the run's release",
+            )
 
     def admit_own(self, me: PeerId, proposal: Proposal, mine: EncodedContribution) -> OfferedContribution:
         """Our own contribution, with the hashes of all of its chunks. Raises as `admit`."""
@@ -189,7 +208,7 @@ class Offers:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whoever brings it")
         if known is not None and known.member == header.member:
             return known
-        self._require_admission(sender, hello.credential)
+        self._require_admission(sender, hello.credential, header)
         if known is None and len(self._carried) >= MAX_CARRIED:
             raise TransportError(
                 f"{MAX_CARRIED} contributions of leavers are here", "room for one more", "ask another peer"

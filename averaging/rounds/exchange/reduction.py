@@ -31,6 +31,7 @@ from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import HASH_BYTES, PeerId, Root
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.received import shown
+from protocol.rounds.lineage.stranger_weights import weights_of
 from protocol.rounds.messages.lane_parts import brought_twice
 from protocol.rounds.messages.messages import Proposal, ResultHeader, SliceSpec
 from protocol.rounds.messages.record import Included, Omission, OmissionCode
@@ -260,7 +261,7 @@ class Reduction:
             for chunk, _ in batch
             if chunk not in self._begun and all(chunk in theirs.chunks for _, theirs in counted)
         ]
-        if not complete or not counted:
+        if not complete or not _has_trusted(counted):
             return None
         self._begun.update(complete)
         return partial(self._sum_early, complete, counted)
@@ -293,9 +294,9 @@ class Reduction:
             return  # the member is left out, with its reason, when the slice closes
 
     def reduce(self) -> SliceResult | None:
-        """Sum the complete contributions in the order of peer ids, and encode the mean once; None if there are none."""
+        """Sum the complete contributions in the order of peer ids, and encode the mean once; None if all are of strangers."""
         whole = self._whole_offers()
-        while whole:
+        while _has_trusted(whole):
             try:
                 return self._closed(*_each_lane_once(whole))
             except UndecodableError as error:
@@ -338,7 +339,8 @@ class Reduction:
             return self._written
 
     def _weights(self, counted: Counted) -> list[int]:
-        return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
+        tokens, are_strangers = [o.header.tokens for _, o in counted], [o.is_stranger for _, o in counted]
+        return weights_of(tokens, are_strangers, self._proposal.weight_cap_tokens)
 
     def _summed(self, chunks: Sequence[int], counted: Counted, written: _Written) -> dict[int, _Sum]:
         """The means of these chunks over these members, encoded into `written`. Raises UndecodableError."""
@@ -432,6 +434,11 @@ def _scattered_bytes(proposal: Proposal, part: SliceSpec, codec: Codec, grid: Ch
     return (len(proposal.members) - 1) * (one_bytes + CHUNK_HEAD.size * (part.stop_chunk - part.first_chunk))
 
 
+def _has_trusted(counted: Counted) -> bool:
+    """Whether a keeper or a member is among these: strangers alone have no mean."""
+    return not all(offer.is_stranger for _, offer in counted)
+
+
 def _names(counted: Counted) -> _Names:
     return tuple((peer, offer.header.root) for peer, offer in counted)
 
@@ -460,4 +467,5 @@ def _entry(peer: PeerId, offer: OfferedContribution, shares: Sequence[float]) ->
         offer.credential,
         len(shares),
         round(100.0 * fsum(shares) / len(shares)) if shares else 0,
+        header.is_stranger,
     )

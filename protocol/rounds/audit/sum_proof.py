@@ -79,7 +79,8 @@ class SumProof:
         require(is_fine, found, f"1 to {MAX_MEMBERS} contributions, and a chunk of each")
         for each in self.sum.inputs:
             require(0 <= each.weight <= MAX_TOKENS, f"a weight of {each.weight} tokens", "0 to 2^53")
-        require(any(each.weight for each in self.sum.inputs), "a sum without any weight", "at least one token")
+        weighs = any(each.weight and not each.is_stranger for each in self.sum.inputs)
+        require(weighs, "a sum without any weight", "at least one token of a keeper or member")
 
     @property
     def words(self) -> str:

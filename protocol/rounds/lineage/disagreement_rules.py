@@ -1,14 +1,14 @@
 """The rules for what a reducer says of chunks that it left out of its means because they disagree with the others.
 
 Whether they disagree only the contributions show. But an honest reducer never leaves out more than half of the members of a chunk, and
-nobody where few take part; so a reducer cannot deny most members their credit.
+nobody where few take part; so a reducer cannot deny most members their credit. Only strangers may all be left out.
 
 Rules: R10, R20 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.ids import PeerId, short
 from protocol.kinds.robust_table import RobustFacts, most_left_out
@@ -25,11 +25,11 @@ def disagreements(header: ResultHeader) -> tuple[Disagreement, ...]:
     )
 
 
-def disagreement_problem(disagreeing: Sequence[Disagreement], counted: Sequence[PeerId], num_chunks: int) -> str:
+def disagreement_problem(disagreeing: Sequence[Disagreement], counted: Mapping[PeerId, bool], num_chunks: int) -> str:
     """Why this cannot be what an honest reducer left out of a slice; empty where it can.
 
     Args:
-        counted: the members that it summed.
+        counted: the members that it summed, and of each whether it is a stranger.
         num_chunks: of the slice.
     """
     peers = [entry.peer for entry in disagreeing]
@@ -43,9 +43,11 @@ def disagreement_problem(disagreeing: Sequence[Disagreement], counted: Sequence[
         return (
             f"a sum that leaves out {greedy.num_chunks} chunks of {short(greedy.peer)}; expected at most {num_chunks}"
         )
-    most, found = most_left_out(len(counted)) * num_chunks, sum(entry.num_chunks for entry in disagreeing)
+    trusted = [peer for peer, is_stranger in counted.items() if not is_stranger]
+    most = most_left_out(len(trusted)) * num_chunks
+    found = sum(entry.num_chunks for entry in disagreeing if not counted[entry.peer])
     if found > most:
-        return f"a sum of {len(counted)} members that leaves out {found} of their chunks; expected at most {most}"
+        return f"a sum of {len(trusted)} members that leaves out {found} of their chunks; expected at most {most}"
     return ""
 
 

@@ -23,7 +23,17 @@ from protocol.identity.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, short
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.disagreement_rules import disagreement_problem, disagreements
-from protocol.rounds.lineage.rule_numbers import NEWEST, NO_CAP, SIGNED, cap_factor_of, is_open, may_follow, version_of
+from protocol.rounds.lineage.rule_numbers import (
+    NEWEST,
+    NO_CAP,
+    SIGNED,
+    bounds_strangers,
+    cap_factor_of,
+    is_open,
+    may_follow,
+    version_of,
+)
+from protocol.rounds.lineage.stranger_weights import weights_of
 from protocol.rounds.lineage.turns import keeps_voters, roster_by_turns, turns_problem
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_TOKENS
 from protocol.rounds.messages.claim import Input, SliceSum, encode_claim, encode_sum
@@ -72,7 +82,8 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         return f"{old}; expected one of this release: ask its leader's owner to install it"
     if not record.rules:
         return ""
-    if is_open(record.rules) != is_open(parent.rules):
+    is_of_run = is_open(record.rules) == is_open(parent.rules)
+    if not is_of_run or bounds_strangers(record.rules) != bounds_strangers(parent.rules):
         return "a record of an open run in a run by invite, or the other way; expected its parent's rules"
     found, expected = cap_factor_of(record.rules), cap_factor_of(parent.rules)
     if found != expected:
@@ -107,17 +118,14 @@ def claim_of(record: CommitRecord, entry: Contributor) -> ContributionHeader:
         pair.commit,
         pair.state_root,
         entry.lanes,
+        entry.is_stranger,
     )
 
 
 def sum_of(record: CommitRecord, part: SliceRecord) -> SliceSum:
     """The sum that a slice's reducer signed, rebuilt from the record."""
     left_out = {entry.peer for entry in part.omitted}
-    inputs = tuple(
-        Input(entry.peer, entry.root, min(entry.tokens, record.weight_cap_tokens))
-        for entry in record.contributors
-        if entry.peer not in left_out
-    )
+    counted = [entry for entry in record.contributors if entry.peer not in left_out]
     return SliceSum(
         record.unit,
         record.parent,
@@ -126,8 +134,16 @@ def sum_of(record: CommitRecord, part: SliceRecord) -> SliceSum:
         part.reducer,
         part.result_hash,
         part.lost_ppm,
-        inputs,
+        _inputs(counted, record.weight_cap_tokens),
         part.disagreeing,
+    )
+
+
+def _inputs(counted: Sequence[Contributor | Included], cap_tokens: int) -> tuple[Input, ...]:
+    """The inputs of a sum that counts these contributions, with their weights."""
+    weights = weights_of([entry.tokens for entry in counted], [entry.is_stranger for entry in counted], cap_tokens)
+    return tuple(
+        Input(entry.peer, entry.root, weight, entry.is_stranger) for entry, weight in zip(counted, weights, strict=True)
     )
 
 
@@ -137,6 +153,17 @@ def may_vote_next(voters: Collection[PeerId], entry: Contributor | Included, che
         return True
     standing = check.verifier.standing(entry.credential, entry.peer, check.run_id)
     return standing is not None and standing.may_vote
+
+
+def _standing_problem(entry: Contributor | Included, rules: int, check: SignatureCheck) -> str:
+    """Why a contributor that did not vote before may not be counted as what its claim says. A stranger that does not say so would
+    weigh as others do, and turn the medians by which chunks are judged.
+    """
+    if entry.is_stranger or not bounds_strangers(rules):
+        return ""
+    standing = check.verifier.standing(entry.credential, entry.peer, check.run_id)
+    is_more = standing is not None and standing.may_reduce
+    return "" if is_more else "is a stranger and does not say so; expected the claim of a stranger"
 
 
 def _why_no_reducer(peer: PeerId, credential: bytes, check: SignatureCheck) -> str:
@@ -152,10 +179,15 @@ def member_of(entry: Included) -> Member:
 
 
 def result_problem(
-    header: ResultHeader, proposal: Proposal, check: SignatureCheck, voters: Collection[PeerId] | None = None
+    header: ResultHeader,
+    proposal: Proposal,
+    check: SignatureCheck,
+    voters: Collection[PeerId] | None = None,
+    rules: int = 0,
 ) -> str:
     """Why a result cannot go into a record; empty when everybody whom it counts, and its reducer, signed what it says, and it says of
     each member whether it is counted. `voters`: the base roster; others need proof of their admission. None where it is not known.
+    `rules`: those of the base.
     """
     for entry in header.included:
         if not is_signed(check, entry.peer, entry.seal, encode_claim(claim_in(entry, proposal))):
@@ -163,6 +195,8 @@ def result_problem(
         is_voter = voters is None or entry.peer in voters
         if not is_voter and not check.verifier.admits(entry.credential, entry.peer, check.run_id):
             return f"a result that counts {short(entry.peer)} without its admission"
+        if not is_voter and (unsaid := _standing_problem(entry, rules, check)):
+            return f"a result that counts {short(entry.peer)}, which {unsaid}"
     signed = is_signed(check, header.reducer, header.sum_seal, encode_sum(sum_in(header, proposal)))
     if not signed:
         return f"a result whose sum {short(header.reducer)} did not sign"
@@ -174,7 +208,9 @@ def result_problem(
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
-    counted = [entry.peer for entry in header.included]
+    if all(entry.is_stranger for entry in header.included):
+        return "a result that counts strangers alone; expected a member or a keeper among them"
+    counted = {entry.peer: entry.is_stranger for entry in header.included}
     return disagreement_problem(disagreements(header), counted, header.stop_chunk - header.first_chunk)
 
 
@@ -190,12 +226,12 @@ def claim_in(entry: Included, proposal: Proposal) -> ContributionHeader:
         entry.attested,
         entry.attested_root,
         entry.lanes,
+        entry.is_stranger,
     )
 
 
 def sum_in(header: ResultHeader, proposal: Proposal) -> SliceSum:
     """The sum that the reducer of a result has to sign, so that the result can go into a record."""
-    cap = proposal.weight_cap_tokens
     return SliceSum(
         proposal.unit,
         proposal.base,
@@ -204,7 +240,7 @@ def sum_in(header: ResultHeader, proposal: Proposal) -> SliceSum:
         header.reducer,
         header.result_hash,
         header.lost_ppm,
-        tuple(Input(entry.peer, entry.root, min(entry.tokens, cap)) for entry in header.included),
+        _inputs(header.included, proposal.weight_cap_tokens),
         disagreements(header),
     )
 
@@ -240,6 +276,10 @@ def _claims_problem(parent: ChainLink, record: CommitRecord, check: SignatureChe
             return f"{who} did not sign the contribution of {entry.tokens} tokens that the record counts"
         if entry.peer not in voters and not check.verifier.admits(entry.credential, entry.peer, check.run_id):
             return f"{who} was not admitted to the run; expected the credential that the run's authority issued"
+        if entry.is_stranger and not bounds_strangers(record.rules):
+            return f"{who} says that it is a stranger, in a run that counts all alike; expected a claim without it"
+        if entry.peer not in voters and (unsaid := _standing_problem(entry, record.rules, check)):
+            return f"{who} {unsaid}"
     return ""
 
 
@@ -253,15 +293,15 @@ def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck
         if len(part.omitted) > MAX_MEMBERS or len({entry.peer for entry in part.omitted}) < len(part.omitted):
             return f"{where} leaves a member out twice; expected each once"
         what = sum_of(record, part)
-        if not what.inputs:
-            return f"{where} counts nobody; expected at least one contribution"
+        if all(each.is_stranger for each in what.inputs):
+            return f"{where} counts nobody but strangers; expected at least one contribution of a member or a keeper"
         if not is_signed(check, part.reducer, part.seal, encode_sum(what)):
             return f"{short(part.reducer)} did not sign the result of {where} that the record names"
         if part.reducer not in voters:
             why_not = _why_no_reducer(part.reducer, shown.get(part.reducer, part.credential), check)
             if why_not:
                 return f"{short(part.reducer)} summed {where} and {why_not}"
-        inputs = [each.peer for each in what.inputs]
+        inputs = {each.peer: each.is_stranger for each in what.inputs}
         unfair = disagreement_problem(part.disagreeing, inputs, part.stop_chunk - part.first_chunk)
         if unfair:
             return f"{where}: {unfair}"
@@ -290,11 +330,16 @@ def weight_cap(tokens: Iterable[int], target_tokens: int, factor: int) -> int:
     return max(1, factor * ordered[len(ordered) // 2])
 
 
+def trusted_tokens(contributors: Iterable[Contributor]) -> list[int]:
+    """The signed tokens from which a record's weight cap follows: those of keepers and members, so that no stranger moves it."""
+    return [entry.tokens for entry in contributors if not entry.is_stranger]
+
+
 def recorded_cap(parent: ChainLink, proposed: int, tokens: Sequence[int]) -> int:
     """The weight cap of a record: the proposed one, or the highest that its signed tokens allow. No weight is changed by that: a sum
     that was made with another weight keeps the proposed cap, and such a record is refused.
     """
-    return min(proposed, max(_most_cap(parent, tokens), *tokens))
+    return min(proposed, max([_most_cap(parent, tokens), *tokens]))
 
 
 def _most_cap(parent: ChainLink, tokens: Sequence[int]) -> int:
@@ -308,8 +353,8 @@ def low_cap_problem(parent: ChainLink, record: CommitRecord, members: Collection
     records: what was committed stands.
 
     Args:
-        members: peers that took part, as far as they are known here. A member that the record leaves out whole lowered the cap when it
-            was proposed, by as few tokens as it may have had; a peer of which only the leader tells did not.
+        members: keepers and members that took part, as far as they are known here. A member that the record leaves out whole lowered
+            the cap when it was proposed, by as few tokens as it may have had; a peer of which only the leader tells did not.
     """
     return _low_problem(record.weight_cap_tokens, _least_cap(parent, record, members))
 
@@ -323,7 +368,7 @@ def _low_problem(cap_tokens: int, least: int) -> str:
 def _least_cap(parent: ChainLink, record: CommitRecord, members: Collection[PeerId]) -> int:
     left_out = {entry.peer for part in record.slices for entry in part.omitted}.intersection(members)
     left_out.difference_update(entry.peer for entry in record.contributors)
-    tokens = [*(entry.tokens for entry in record.contributors), *[1] * len(left_out)]
+    tokens = [*trusted_tokens(record.contributors), *[1] * len(left_out)]
     return weight_cap(tokens, parent.target_tokens, cap_factor_of(parent.rules)) // LATE_FACTOR
 
 
@@ -341,8 +386,9 @@ def most_credited(parent: ChainLink) -> int:
 def credits_of(
     contributors: Sequence[Contributor], slices: Sequence[SliceRecord], cap_tokens: int, most_tokens: int
 ) -> tuple[int, ...]:
-    """The credited tokens of each contributor, in their order (R20): floor(min(tokens, cap) x counted chunks / all chunks), where no
-    chunk counts that disagrees. If that is more than `most_tokens` in all, everybody is credited with the same share of it.
+    """The credited tokens of each contributor, in their order (R20): floor(weight x counted chunks / all chunks), where no chunk
+    counts that disagrees. The weight is min(tokens, cap), and a stranger's is less (stranger_weights.py). If that is more than
+    `most_tokens` in all, everybody is credited with the same share of it.
     """
     num_chunks = slices[-1].stop_chunk
     covered: Counter[PeerId] = Counter()
@@ -352,13 +398,14 @@ def credits_of(
         for entry in contributors:
             if entry.peer not in left_out:
                 covered[entry.peer] += part.stop_chunk - part.first_chunk
-    whole = [min(entry.tokens, cap_tokens) * covered[entry.peer] // num_chunks for entry in contributors]
+    weights = weights_of([e.tokens for e in contributors], [e.is_stranger for e in contributors], cap_tokens)
+    whole = [weight * covered[entry.peer] // num_chunks for entry, weight in zip(contributors, weights, strict=True)]
     total = sum(whole)
     return tuple(whole if total <= most_tokens else [tokens * most_tokens // total for tokens in whole])
 
 
 def _numbers_problem(parent: ChainLink, record: CommitRecord) -> str:
-    most_cap = _most_cap(parent, [entry.tokens for entry in record.contributors])
+    most_cap = _most_cap(parent, trusted_tokens(record.contributors))
     if record.weight_cap_tokens > most_cap:
         return f"a weight cap of {record.weight_cap_tokens} tokens; expected at most {most_cap} by the signed tokens"
     expected = credits_of(record.contributors, record.slices, record.weight_cap_tokens, most_credited(parent))

@@ -9,6 +9,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.stranger_weights import recorded_weights
 from protocol.rounds.messages.bounds import LOST_ALL_PPM
 from protocol.rounds.messages.record import CommitRecord, Disagreement
 from protocol.rounds.messages.requests import NO_PART
@@ -68,7 +69,7 @@ def round_row(link: ChainLink) -> RoundRow:
     record = link.record
     if record is None:
         raise RemoteProtocolError("a genesis asked for its round", "a commit")
-    weights = [min(c.tokens, record.weight_cap_tokens) for c in record.contributors]
+    weights = recorded_weights(record)
     total = sum(weights) or 1
     omitted = sorted({(o.peer, o.words) for part in record.slices for o in part.omitted})
     return RoundRow(

@@ -4,8 +4,8 @@ The versions: SIGNED, and TURNS where voters take turns (turns.py). Each of them
 goodbye makes a quorum smaller only if its signer tells all its votes by it (chain.py). New records have that rule.
 
 A record's bytes alone must tell how it is checked, now or years later. So all stand in one number that each record hands on to the
-next: the version in its lowest VERSION_BITS, in them OPEN_RUN where strangers are admitted, and above them the cap factor, or 0 for
-CAP_FACTOR. The start record has the first one, and the host signed that.
+next: the version in its lowest VERSION_BITS, in them OPEN_RUN where strangers are admitted and BOUNDED_STRANGERS where their weight is
+bounded, and above them the cap factor, or 0 for CAP_FACTOR. The start record has the first one, and the host signed that.
 
 Rules: R10 (protocol/rounds/RULES.md).
 """
@@ -36,6 +36,9 @@ NEWEST: Final = TURNS + TOLD_VOTES
 OPEN_RUN: Final = 1 << 6
 """In the rules of a run that admits strangers. Releases that know no standing refuse such records: to them it is a newer version."""
 
+BOUNDED_STRANGERS: Final = 1 << 5
+"""In the rules of an open run whose claims tell strangers, which weigh little (stranger_weights.py). Every new open run has it."""
+
 CAP_FACTOR: Final = 4
 """A member's weight is at most this many times the median of the members' tokens, if run.toml does not say otherwise (R10)."""
 
@@ -48,12 +51,17 @@ MOST_CAP_FACTOR: Final = 1000
 
 def version_of(rules: int) -> int:
     """The version of the checks that a rules number asks for; 0 for none."""
-    return rules & ((1 << VERSION_BITS) - 1) & ~OPEN_RUN
+    return rules & ((1 << VERSION_BITS) - 1) & ~(OPEN_RUN | BOUNDED_STRANGERS)
 
 
 def is_open(rules: int) -> bool:
     """Whether a rules number is that of a run that admits strangers."""
     return bool(rules & OPEN_RUN)
+
+
+def bounds_strangers(rules: int) -> bool:
+    """Whether claims say that their signer is a stranger, and strangers weigh little. An open run of an older release has neither."""
+    return bool(rules & BOUNDED_STRANGERS)
 
 
 def cap_factor_of(rules: int) -> int:
@@ -80,7 +88,7 @@ def may_follow(rules: int, parent_rules: int) -> bool:
 def rules_with(version: int, cap_factor: int, *, is_open_run: bool = False) -> int:
     """The rules number of these."""
     above = 0 if cap_factor == CAP_FACTOR else cap_factor << VERSION_BITS
-    return version | (OPEN_RUN if is_open_run else 0) | above
+    return version | (OPEN_RUN | BOUNDED_STRANGERS if is_open_run else 0) | above
 
 
 def rules_after(parent_rules: int, *, in_turns: bool) -> int:

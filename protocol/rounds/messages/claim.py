@@ -2,12 +2,14 @@
 
 Integers are big-endian; a text is preceded by its length, u16. Readers of a record build these bytes again from it.
 
-    claim:  "potluck claim 1" | unit | base 32 | peer | incarnation u64 | session u64 | tokens u64 | codec | root 32
-            | attested 32 | attested root 32 | number of lanes u16, for each: lane u32 | round u32 | tokens u64
+    claim:  "potluck claim 1", of a stranger "potluck claim 2" | unit | base 32 | peer | incarnation u64 | session u64 | tokens u64
+            | codec | root 32 | attested 32 | attested root 32 | number of lanes u16, for each: lane u32 | round u32 | tokens u64
     sum:    "potluck sum 1" | unit | base 32 | first chunk u32 | stop chunk u32 | reducer | result hash 32 | lost ppm u32
             | inputs 32: SHA-256 over peer | root 32 | weight u64 of each contribution that is summed, in the order of peers
             where chunks are left out: "potluck sum 2", and at the end
             | left out 32: SHA-256 over peer | number of chunks u32 | agreement i32 of each contribution with such chunks
+            where strangers are summed: "potluck sum 3", left out 32 in any case, and at the end
+            | strangers 32: SHA-256 over peer of each of them, in the order of peers
 
 A sum names no ballot: the same contributions give the same bytes in every attempt. Both go into envelopes of the round channel.
 
@@ -32,8 +34,10 @@ from protocol.rounds.messages.record import Disagreement
 from protocol.rounds.messages.requests import ContributionHeader
 
 _CLAIM: Final = b"potluck claim 1"
+_STRANGERS_CLAIM: Final = b"potluck claim 2"
 _SUM: Final = b"potluck sum 1"
 _SUM_IN_PART: Final = b"potluck sum 2"
+_SUM_OF_STRANGERS: Final = b"potluck sum 3"
 _THREE: Final = struct.Struct(">QQQ")
 _LANE: Final = struct.Struct(">IIQ")
 _RANGE: Final = struct.Struct(">II")
@@ -57,11 +61,12 @@ MAX_CLAIM_BYTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One contribution that a reducer summed: whose, which, and its integer weight in tokens."""
+    """One contribution that a reducer summed: whose, which, its integer weight in tokens, and whether its claim is a stranger's."""
 
     peer: PeerId
     root: Root
     weight: int
+    is_stranger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def encode_claim(header: ContributionHeader) -> bytes:
     """The bytes that a contributor signs."""
     member = header.member
     parts = [
-        _CLAIM,
+        _STRANGERS_CLAIM if header.is_stranger else _CLAIM,
         _text(header.unit),
         header.base,
         _text(member.peer),
@@ -105,9 +110,9 @@ def encode_claim(header: ContributionHeader) -> bytes:
 
 def encode_sum(what: SliceSum) -> bytes:
     """The bytes that a reducer signs."""
-    left_out = what.disagreeing
+    left_out, strangers = what.disagreeing, [each.peer for each in what.inputs if each.is_stranger]
     parts = [
-        _SUM_IN_PART if left_out else _SUM,
+        _SUM_OF_STRANGERS if strangers else _SUM_IN_PART if left_out else _SUM,
         _text(what.unit),
         what.base,
         _RANGE.pack(what.first_chunk, what.stop_chunk),
@@ -115,7 +120,8 @@ def encode_sum(what: SliceSum) -> bytes:
         what.result_hash,
         _NUMBER.pack(what.lost_ppm),
         inputs_hash(what.inputs),
-        left_out_hash(left_out) if left_out else b"",
+        left_out_hash(left_out) if left_out or strangers else b"",
+        strangers_hash(strangers) if strangers else b"",
     ]
     return b"".join(parts)
 
@@ -131,6 +137,11 @@ def left_out_hash(disagreeing: Iterable[Disagreement]) -> bytes:
     ordered = sorted(disagreeing, key=lambda each: each.peer)
     said = (_text(each.peer) + _LEFT_OUT.pack(each.num_chunks, each.agreement_percent) for each in ordered)
     return sha256(b"".join(said)).digest()
+
+
+def strangers_hash(strangers: Iterable[PeerId]) -> bytes:
+    """32 bytes that name the strangers among the contributions of a sum, in the order of peer ids."""
+    return sha256(b"".join(map(_text, sorted(strangers)))).digest()
 
 
 def _text_of(source: ByteReader) -> str:
@@ -161,7 +172,8 @@ def decode_claim(data: bytes) -> ContributionHeader:
 
 
 def _header_of(source: ByteReader) -> ContributionHeader:
-    if source.take(len(_CLAIM)) != _CLAIM:
+    kind = source.take(len(_CLAIM))
+    if kind not in (_CLAIM, _STRANGERS_CLAIM):
         raise RemoteProtocolError(
             "a contribution without its claim", "one of this release", "install the run's release"
         )
@@ -175,4 +187,5 @@ def _header_of(source: ByteReader) -> ContributionHeader:
     lanes = tuple(LanePart(*_LANE.unpack(source.take(_LANE.size))) for _ in range(num_lanes))
     source.end()
     member = Member(peer, incarnation, session)
-    return ContributionHeader(unit, base, member, tokens, codec, root, attested, attested_root, lanes)
+    is_stranger = kind == _STRANGERS_CLAIM
+    return ContributionHeader(unit, base, member, tokens, codec, root, attested, attested_root, lanes, is_stranger)

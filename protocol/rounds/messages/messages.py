@@ -60,7 +60,7 @@ class Proposal:
 
     Attributes:
         codec, result_codec: names of the codecs of contributions and of results; the second is empty where it is the same.
-        weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
+        weight_cap_tokens: a member's weight is min(tokens in its signed header, this); a stranger's is less (stranger_weights.py).
         reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
         lone: made without a quorum of the base roster, after patience: every member must ack (R18).
         spine: the spine commit on which the opener stands (R23); NO_SPINE where the unit is the spine itself.
@@ -119,7 +119,7 @@ class ResultHeader:
     Attributes:
         included: the contributions summed, in the fixed order of peer ids. None: no live member has anything to offer, no result.
         result_hash: Merkle root over the hashes of the slice's encoded result chunks; zeros without a result.
-        weight_sum: sum of min(tokens, cap) over `included`.
+        weight_sum: sum of the weights of `included` (stranger_weights.py).
         lost_ppm: share of the mean's energy (its sum of squares) that the result's codec left out, in millionths, rounded up;
             0 for a codec that writes every value.
         sum_seal: the seal of what the reducer signs for the record (claim.py).

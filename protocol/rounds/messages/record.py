@@ -124,6 +124,7 @@ class Included:
         session, seal: its process, and the seal of its claim (claim.py), from which others rebuild what it signed.
         credential: proof of its admission, of a peer that is not in the base roster; empty otherwise.
         num_left_out, agreement_percent: of its chunks in the slice that disagree, as in `Disagreement`; 0 and 0 where none does.
+        is_stranger: whether its claim says that its signer is a stranger.
     """
 
     peer: PeerId
@@ -138,6 +139,7 @@ class Included:
     credential: bytes = b""
     num_left_out: int = 0
     agreement_percent: int = 0
+    is_stranger: bool = False
 
     def __post_init__(self) -> None:
         require_tokens(self.tokens)
@@ -179,6 +181,7 @@ class Contributor:
         session, seal: of its claim, as in `Included`.
         attests: the place in the record's `attestations` of the pair that it attests, from 1; 0 in older records.
         credential: proof of its admission, where the parent's roster does not have it.
+        is_stranger: as in `Included`.
     """
 
     peer: PeerId
@@ -191,6 +194,7 @@ class Contributor:
     seal: bytes = b""
     attests: int = 0
     credential: bytes = b""
+    is_stranger: bool = False
 
     def __post_init__(self) -> None:
         require_credential(self.credential)

@@ -42,6 +42,7 @@ class ContributionHeader:
         tokens: tokens trained into the delta.
         attested, attested_root: the newest commit whose state root this member computed, and that root: P1's evidence.
         lanes: the lanes' parts that it brings, in a run of lanes; none elsewhere.
+        is_stranger: whether the member came by the open door, and its work was not yet counted for long.
     """
 
     unit: UnitName
@@ -53,6 +54,7 @@ class ContributionHeader:
     attested: CommitId
     attested_root: Root
     lanes: tuple[LanePart, ...] = ()
+    is_stranger: bool = False
 
     def __post_init__(self) -> None:
         for name in ("base", "root", "attested", "attested_root"):

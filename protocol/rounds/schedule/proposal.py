@@ -19,6 +19,7 @@ from protocol.rounds.lineage.record_rules import (
     most_credited,
     next_roster,
     recorded_cap,
+    trusted_tokens,
 )
 from protocol.rounds.lineage.rule_numbers import rules_after
 from protocol.rounds.lineage.turns import left_out
@@ -131,7 +132,7 @@ def make_record(
     """The one record of a ballot (R2 and R13). `results` hold one header per slice of the proposal, in slice order."""
     contributors, attestations = _contributors(results, parent.roster)
     slices = _slice_records(results, {*parent.roster, *(entry.peer for entry in contributors)})
-    cap = recorded_cap(parent, proposal.weight_cap_tokens, [entry.tokens for entry in contributors])
+    cap = recorded_cap(parent, proposal.weight_cap_tokens, trusted_tokens(contributors))
     tokens = credits_of(contributors, slices, cap, most_credited(parent))
     contributors = tuple(
         replace(entry, credited_tokens=credited) for entry, credited in zip(contributors, tokens, strict=True)
@@ -262,6 +263,7 @@ def _contributors(
             e.seal,
             distinct.index(pairs[peer]) + 1,
             b"" if peer in voters else e.credential,
+            e.is_stranger,
         )
         for peer, e in sorted(entries.items())
     )

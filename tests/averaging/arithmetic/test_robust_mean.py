@@ -10,7 +10,7 @@ import torch
 from averaging.arithmetic.gram import gram
 from averaging.arithmetic.robust_mean import KEPT_TENTHS, NOISE_SQUARED, judged, robust_mean
 from averaging.arithmetic.weighted_mean import WeightedSum
-from protocol.kinds.robust_table import FEWEST_TO_JUDGE, ROBUST_RULES, most_left_out
+from protocol.kinds.robust_table import FEWEST_TO_JUDGE, FEWEST_TO_MEASURE, ROBUST_RULES, most_left_out
 
 OFF, CLIP, AGREE = (ROBUST_RULES[name] for name in ("off", "clip", "clip-agree"))
 LENGTH = 2000
@@ -160,3 +160,64 @@ def test_at_most_half_of_the_members_are_left_out_of_a_chunk_whatever_they_send(
     )
     _, judgement = robust_mean(rows_mn, [1] * num, AGREE, torch.float32)
     assert len(judgement.left_out) <= most_left_out(num) == num // 2
+
+
+# --- strangers ----------------------------------------------------------------------------------------------------------------
+
+
+def _with_strangers(num_trusted: int, strangers_mn: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
+    rows_mn = torch.cat([_rows(num_trusted), strangers_mn])
+    return rows_mn, [False] * num_trusted + [True] * len(strangers_mn)
+
+
+@pytest.mark.parametrize("num_trusted", [1, 2, 3, 4, 9])
+def test_a_majority_of_strangers_that_agree_on_the_opposite_turns_no_mean(num_trusted: int) -> None:
+    rows_mn, are_strangers = _with_strangers(num_trusted, -3.0 * _rows(20, own=0.1))
+    honest_n, alone = robust_mean(rows_mn[:num_trusted].clone(), [100] * num_trusted, AGREE, torch.float32)
+    weights = [100] * num_trusted + [5] * 20
+    mean_n, judgement = robust_mean(rows_mn.clone(), weights, AGREE, torch.float32, are_strangers)
+    assert judgement.left_out == list(range(num_trusted, num_trusted + 20))
+    assert torch.equal(mean_n, honest_n)
+    assert judgement.median == alone.median
+    assert np.array_equal(judgement.factors[:num_trusted], alone.factors)
+    _, misled = robust_mean(rows_mn.clone(), weights, AGREE, torch.float32)
+    assert misled.left_out != judgement.left_out, "over all heads the strangers would win"
+
+
+@pytest.mark.parametrize("num_trusted", [1, 2, 3, 4, 9])
+def test_strangers_that_agree_are_kept_and_clipped_by_the_median_of_the_others(num_trusted: int) -> None:
+    rows_mn, are_strangers = _with_strangers(num_trusted, 50.0 * _rows(6, seed=1))
+    judgement = judged(gram(rows_mn), LENGTH, AGREE, are_strangers)
+    assert judgement.left_out == []
+    norms = rows_mn.double().norm(dim=1).numpy()
+    limit = np.sort(norms[:num_trusted])[(num_trusted - 1) // 2]
+    assert norms[num_trusted:] * judgement.factors[num_trusted:] == pytest.approx(limit, rel=1e-6)
+
+
+def test_with_few_others_a_stranger_is_kept_if_it_points_along_with_them_and_with_more_by_the_measure() -> None:
+    generator = torch.Generator().manual_seed(5)
+    slant_mn = 0.25 * _rows(1) + torch.randn(1, LENGTH, generator=generator)
+    for num_trusted in range(1, FEWEST_TO_JUDGE + 1):
+        rows_mn, are_strangers = _with_strangers(num_trusted, slant_mn)
+        judgement = judged(gram(rows_mn), LENGTH, AGREE, are_strangers)
+        assert (judgement.left_out == []) == (num_trusted < FEWEST_TO_MEASURE)
+        assert all(0.0 < share < 1.0 for share in judgement.shares[num_trusted:])
+
+
+def test_strangers_hold_a_quarter_of_a_chunk_also_where_others_are_left_out_of_it() -> None:
+    rows_mn = torch.ones(8, 400)
+    rows_mn[5:7] *= -1.0  # two of seven keepers disagree
+    rows_mn[7] *= 0.5
+    weights = [100] * 7 + [233]
+    mean_n, judgement = robust_mean(rows_mn.clone(), weights, AGREE, torch.float64, [False] * 7 + [True])
+    assert judgement.left_out == [5, 6]
+    assert mean_n[0] == pytest.approx((500 * 1.0 + 166 * 0.5) / 666)
+
+
+def test_who_is_a_stranger_changes_nothing_where_nobody_is() -> None:
+    for num in (1, 2, 3, 5, 8):
+        rows_mn, weights = _rows(num), [3 + i for i in range(num)]
+        plain_n, plain = robust_mean(rows_mn.clone(), weights, AGREE, torch.float32)
+        told_n, told = robust_mean(rows_mn.clone(), weights, AGREE, torch.float32, [False] * num)
+        assert torch.equal(plain_n, told_n)
+        assert (plain.left_out, plain.median) == (told.left_out, told.median)

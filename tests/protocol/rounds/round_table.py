@@ -43,6 +43,7 @@ from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, TreeNode, tree_of
 from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
+from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.messages.claim import encode_claim, encode_sum
 from protocol.rounds.messages.messages import (
     AckedRecord,
@@ -283,7 +284,13 @@ class Table:
     """
 
     def __init__(
-        self, num_peers: int = 3, *, num_founders: int | None = None, spine: SpineView | None = None, **numbers: object
+        self,
+        num_peers: int = 3,
+        *,
+        num_founders: int | None = None,
+        spine: SpineView | None = None,
+        rules: int = 0,
+        **numbers: object,
     ) -> None:
         self.now_s = 100.0
         self.spine = spine
@@ -303,7 +310,8 @@ class Table:
         signers = sorted((HashSigner(b"seat %d" % i) for i in range(num_peers)), key=lambda s: s.peer_id)
         roster = tuple(signer.peer_id for signer in signers[:num_founders])
         unit = StartUnit(UNIT, bytes(32), Root(bytes(32)))
-        self.start_record = encode_body(StartRecord(RUN_ID, (unit,), roster, TARGET_TOKENS, 0, (1,) * len(roster)))
+        start = StartRecord(RUN_ID, (unit,), roster, TARGET_TOKENS, 0, (1,) * len(roster), rules)
+        self.start_record = encode_body(start)
         self.genesis = genesis_link(self.start_record, UNIT)
         self.seats = {signer.peer_id: Seat(self, signer, self.genesis) for signer in signers}
         for seat in self.seats.values():
@@ -599,6 +607,8 @@ class Table:
             if part.reducer != seat.peer or key in seat.reduced:
                 continue
             here = {m.peer for m in proposal.members if self._offers(seat, m)}
+            if all(self.standings.get(peer) is PeerStanding.STRANGER for peer in here):
+                here = set()
             if here:
                 seat.reduced.add(key)
             included = tuple(included_of(self.seats[m.peer], m, proposal) for m in proposal.members if m.peer in here)
@@ -634,6 +644,8 @@ def included_of(seat: Seat, member: Member, proposal: Proposal, **changes: objec
     tokens = seat.tokens if taken is None else taken.tokens
     claim = ContributionHeader(proposal.unit, base, member, tokens, proposal.codec, root, base, state_root(base))
     standing = seat.table.standings.get(seat.peer, PeerStanding.KEEPER)
+    is_told = bounds_strangers(seat.table.genesis.rules) and standing is PeerStanding.STRANGER
+    claim = replace(claim, is_stranger=is_told)
     return signed_included(replace(claim, **changes), seat.sealed, standing)  # type: ignore[arg-type]
 
 
@@ -658,6 +670,7 @@ def signed_included(
         member.session,
         seal_of(sealed(encode_claim(claim))),
         admission_of(member.peer, RUN_ID, standing),
+        is_stranger=claim.is_stranger,
     )
 
 

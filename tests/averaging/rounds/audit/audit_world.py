@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,20 +72,21 @@ def with_one_wrong(chunks: tuple[bytes, ...], codec: Codec, chunk: int = CHUNK) 
     return (*chunks[:place], bytes(halved), *chunks[place + 1 :])
 
 
-def summed(codec_name: str = "int8", robust: str = "off") -> Summed:
-    """Six members on three chunks, one of which sends noise and one the opposite, with different weights."""
+def summed(codec_name: str = "int8", robust: str = "off", strangers: Collection[int] = ()) -> Summed:
+    """Six members on three chunks, one of which sends noise and one the opposite, with different weights; some are strangers."""
     codec = codec_by_name(codec_name)
     result_codec = codec_by_name("top25") if CODECS[codec_name].leaves_out else codec
     members = tuple(Member(signer.peer_id, 1, 1) for signer in SIX)
     part = replace(PART, reducer=REDUCER.peer_id)
     proposal = replace(PROPOSAL, codec=codec.name, members=members, slices=(PROPOSAL.slices[0], part))
-    offers = Offers(RUN, HashVerifier(), codec, GRID)
+    offers = Offers(RUN, HashVerifier(), codec, GRID, tells_strangers=True)
     common_N = torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(99))
     for number, signer in enumerate(SIX):
         own_N = torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(number))
         delta_N = own_N if number == 4 else (-1.0 if number == 5 else 1.0) * common_N + 0.3 * own_N
         mine = encode_contribution(torch.zeros(GRID.num_elements), -delta_N, 100, codec, GRID)
-        hello = new_hello(0, mine, 100 * (number + 1), signer, codec=codec.name, member=members[number])
+        told = {"codec": codec.name, "member": members[number], "is_stranger": number in strangers}
+        hello = new_hello(0, mine, 100 * (number + 1), signer, **told)
         offer = offers.admit(signer.peer_id, proposal, part, hello)
         offer.chunks.update((chunk, mine.chunks[chunk]) for chunk in range(part.first_chunk, part.stop_chunk))
     means = ChunkMeans(result_codec, GRID, SumRules(robust=robust))

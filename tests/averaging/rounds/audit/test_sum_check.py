@@ -41,6 +41,31 @@ def test_a_sum_with_other_weights_or_with_somebody_left_out_in_silence_is_false(
     assert world.check.why_not(world.proof_of_lie(world.chunks, disagreeing=world.what.disagreeing[:1])) == ""
 
 
+@pytest.mark.parametrize("robust", ["off", "clip", "clip-agree"])
+@pytest.mark.parametrize("num_strangers", [1, 3, 5])
+def test_a_sum_that_counts_strangers_is_true_as_its_reducer_made_it_and_false_where_they_weigh_more(
+    robust: str, num_strangers: int
+) -> None:
+    world = summed("int8", robust, strangers=range(num_strangers))
+    inputs = world.what.inputs
+    theirs = sum(each.weight for each in inputs if each.is_stranger)
+    assert 0 < 4 * theirs <= sum(each.weight for each in inputs)
+    assert world.check.why_not(world.proof()) == f"chunk {CHUNK} is summed as the rule says"
+    wrong = with_one_wrong(world.chunks, world.check.means.result_codec)
+    assert world.check.why_not(world.proof_of_lie(wrong)) == ""
+    heavier = tuple(replace(each, weight=500 if each.is_stranger else each.weight) for each in inputs)
+    if robust == "off":  # a guarded mean bounds strangers in any case
+        assert world.check.why_not(world.proof_of_lie(world.chunks, inputs=heavier)) == ""
+
+
+def test_whoever_is_called_a_stranger_in_a_proof_other_than_its_reducer_signed_convicts_nobody() -> None:
+    world = summed("int8", "clip-agree", strangers=[5])
+    proof = world.proof_of_lie(with_one_wrong(world.chunks, world.check.means.result_codec))
+    assert world.check.why_not(proof) == ""
+    alike = tuple(replace(each, is_stranger=False) for each in proof.sum.inputs)
+    assert "did not sign" in world.check.why_not(replace(proof, sum=replace(proof.sum, inputs=alike)))
+
+
 def test_a_sum_that_counts_a_chunk_which_cannot_be_decoded_is_false() -> None:
     """Else an accomplice that contributes nonsense would make its reducer safe from every proof."""
     world = summed("fp32")

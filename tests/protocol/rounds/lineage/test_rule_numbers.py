@@ -7,8 +7,10 @@ import pytest
 from protocol.rounds.lineage.rule_numbers import (
     CAP_FACTOR,
     NO_CAP,
+    OPEN_RUN,
     VERSION_BITS,
     asks_told_votes,
+    bounds_strangers,
     cap_factor_of,
     is_open,
     may_follow,
@@ -55,15 +57,18 @@ def test_no_record_leaves_out_a_check_that_its_parent_had(parent: int) -> None:
 
 
 @pytest.mark.parametrize("cap_factor", [1, CAP_FACTOR, NO_CAP])
-def test_an_open_run_has_one_bit_more_which_every_later_record_keeps(cap_factor: int) -> None:
+def test_an_open_run_has_two_bits_more_which_every_later_record_keeps(cap_factor: int) -> None:
     plain, opened = rules_with(1, cap_factor), rules_with(1, cap_factor, is_open_run=True)
     assert (is_open(plain), is_open(opened)) == (False, True)
+    assert (bounds_strangers(plain), bounds_strangers(opened)) == (False, True)
     assert version_of(opened) == version_of(plain) == 1
     assert cap_factor_of(opened) == cap_factor_of(plain) == cap_factor
     later = rules_after(opened, in_turns=True)
     assert (version_of(later), is_open(later), cap_factor_of(later)) == (4, True, cap_factor)
+    assert bounds_strangers(later)
 
 
 def test_a_release_that_knows_no_standing_takes_an_open_run_for_one_of_a_later_version() -> None:
     as_it_reads = rules_with(1, CAP_FACTOR, is_open_run=True) & ((1 << VERSION_BITS) - 1)
     assert as_it_reads not in (0, 1, 2, 3, 4)
+    assert as_it_reads - OPEN_RUN not in (0, 1, 2, 3, 4), "nor one that knows standings and bounds no stranger's weight"

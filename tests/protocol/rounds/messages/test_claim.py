@@ -29,14 +29,18 @@ CLAIM = ContributionHeader(UNIT, BASE, Member(A, 3, 2**63), 77, "int8", ROOT, Co
 OF_LANES = replace(CLAIM, tokens=10, lanes=(LanePart(7, 4, 6), LanePart(1 << 31, 4, 4)))
 SUM = SliceSum(UNIT, BASE, 3, 9, A, ROOT, 1234, (Input(A, ROOT, 10), Input(B, Root(b"t" * 32), 20)))
 IN_PART = replace(SUM, disagreeing=(Disagreement(B, 1, -9),))
+OF_STRANGER = replace(CLAIM, is_stranger=True)
+WITH_STRANGER = replace(SUM, inputs=(SUM.inputs[0], replace(SUM.inputs[1], is_stranger=True)))
 
 
-@pytest.mark.parametrize("claim", [CLAIM, OF_LANES, replace(CLAIM, tokens=1 << 53), replace(CLAIM, unit=UnitName("é"))])
+@pytest.mark.parametrize(
+    "claim", [CLAIM, OF_STRANGER, OF_LANES, replace(CLAIM, tokens=1 << 53), replace(CLAIM, unit=UnitName("é"))]
+)
 def test_a_claim_comes_back_from_its_bytes(claim: ContributionHeader) -> None:
     assert decode_claim(encode_claim(claim)) == claim
 
 
-@pytest.mark.parametrize("claim", [CLAIM, OF_LANES])
+@pytest.mark.parametrize("claim", [CLAIM, OF_STRANGER, OF_LANES])
 def test_every_byte_of_a_claim_counts(claim: ContributionHeader) -> None:
     data = encode_claim(claim)
     for place in range(len(data)):
@@ -50,7 +54,7 @@ def test_every_byte_of_a_claim_counts(claim: ContributionHeader) -> None:
         assert encode_claim(found) == changed, "one claim has one layout"
 
 
-@pytest.mark.parametrize("claim", [CLAIM, OF_LANES])
+@pytest.mark.parametrize("claim", [CLAIM, OF_STRANGER, OF_LANES])
 def test_a_claim_that_is_cut_off_or_goes_on_is_refused(claim: ContributionHeader) -> None:
     data = encode_claim(claim)
     for length in range(len(data)):
@@ -76,7 +80,7 @@ def test_the_longest_claim_has_as_many_bytes_as_is_said() -> None:
 
 def test_what_is_no_claim_says_that_the_release_is_another() -> None:
     with pytest.raises(RemoteProtocolError, match=r"without its claim.*install the run's release"):
-        decode_claim(b"potluck claim 2" + encode_claim(CLAIM)[15:])
+        decode_claim(b"potluck claim 3" + encode_claim(CLAIM)[15:])
     with pytest.raises(RemoteProtocolError, match="ends early"):
         decode_claim(b"")
 
@@ -142,6 +146,9 @@ def test_no_bytes_do_anything_but_raise_the_one_error() -> None:
         replace(SUM, inputs=(SUM.inputs[0], replace(SUM.inputs[1], root=ROOT))),
         replace(SUM, inputs=(SUM.inputs[0], replace(SUM.inputs[1], peer=PeerId("carol")))),
         IN_PART,
+        WITH_STRANGER,
+        replace(SUM, inputs=WITH_STRANGER.inputs, disagreeing=IN_PART.disagreeing),
+        replace(SUM, inputs=(replace(SUM.inputs[0], is_stranger=True), SUM.inputs[1])),
         replace(IN_PART, disagreeing=(Disagreement(B, 2, -9),)),
         replace(IN_PART, disagreeing=(Disagreement(B, 1, -10),)),
         replace(IN_PART, disagreeing=(Disagreement(A, 1, -9),)),
@@ -149,7 +156,8 @@ def test_no_bytes_do_anything_but_raise_the_one_error() -> None:
 )
 def test_every_field_of_a_sum_counts(changed: SliceSum) -> None:
     assert encode_sum(changed) != encode_sum(SUM)
-    assert changed == IN_PART or encode_sum(changed) != encode_sum(IN_PART)
+    for other in (IN_PART, WITH_STRANGER):
+        assert changed == other or encode_sum(changed) != encode_sum(other)
 
 
 def test_a_sum_does_not_depend_on_the_order_in_which_contributions_came() -> None:
