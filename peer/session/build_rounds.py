@@ -47,6 +47,7 @@ def unit_service(
         credential=lambda: joined.roster.own_credential,
         host_word=HostWord(
             lambda: known_standings(joined.roster, life.member.peer, life.invite.ca_certificate_der),
+            lambda: joined.reporter.gate.hold if joined.reporter.gate is not None else None,
         ),
         steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
         audits=AuditContext(proofs=ProofFiles(FileStorage(life.folder / unit, ThreadOffload()))),
