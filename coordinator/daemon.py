@@ -54,6 +54,7 @@ from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.audits.sum_judge import judge_sums
 from coordinator.checkpoints.verify import verify_checkpoint
+from coordinator.gate.loss_gate import opened_gate
 from coordinator.helper.supervisor import keep_helper
 from coordinator.host_view import (
     HostDaemon,
@@ -194,6 +195,7 @@ async def _open_host(run_file: Path, config: HostConfig, command: StartCommand, 
             tracked = TrackedRun(*fixed, run.dataset.heldout_shares)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
+            tracker.gate = await opened_gate(tracker, run.authority, tracker.convictions.check, writer, clock)
             tracker.history = await opened_history(run, held.identity, units[0].unit, writer, offload)
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             memory = MemoryKeeper(writer, clock)
@@ -365,6 +367,8 @@ def _look(
 async def _tick(host: HostDaemon, work_days: WorkKeeper | None) -> None:
     while True:
         await host.tracker.tick()
+        if host.tracker.gate is not None:
+            await host.tracker.gate.look()
         if work_days is not None:
             await work_days.look(host.tracker.chain)
         await note_events(host)

@@ -37,6 +37,7 @@ from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
 from peer.cards.own_cards import OwnCards, own_cards
 from peer.checks.reach import find_outbound_only
+from peer.gate.host_gate import opened_gate, take_host_commits
 from peer.history.round_log import history_path, keep_history, recall_history
 from peer.holdings.held_experts_core import of_founders
 from peer.holdings.held_parts import own_parts
@@ -339,6 +340,7 @@ async def _open_chains(joined: JoinedSession, cache: ShardCache) -> tuple[UnitCh
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
     reporter.milestones = await kept_milestones(life.folder, membership, start, joined.verifier)
+    reporter.gate = await opened_gate(life.folder, membership, start, joined.verifier, life.clock)
     held = await _settle_experts(joined, start)
     if held:
         await _bring_data(joined, cache, held)  # not wanted before all founders were there
@@ -437,6 +439,9 @@ async def _rounds(
         nursery.start_soon(_begin_training, life, services, trainer, first)
         await nursery.start(rounds.run)
         nursery.start_soon(watch_isolation, joined, rounds)
+        if reporter.gate is not None:
+            reporter.gate.take_commits = take_host_commits(service)
+            nursery.start_soon(reporter.gate.pass_on, joined.network, joined.roster.listed, joined.roster.check_member)
         nursery.start_soon(list_peers, joined.poller, listed, IN_ROUNDS)
         with life.departure.ends():
             await measure_commits(joined, service, chains, trainer, is_over, _cache(life))

@@ -339,7 +339,8 @@ class RoundService:
             due_tokens=progress.due_tokens,
             spine_ready=spine_ready,
             late_upload_s=driver.late_upload_s,
-            standings=self._tools.standings(),
+            standings=self._tools.host_word.standings(),
+            hold=self._tools.host_word.hold(),
         )
 
     async def _step(self, event: Event) -> None:

@@ -42,7 +42,7 @@ from protocol.host.calls import (
     encode_admit_reply,
     encode_checkpoints,
 )
-from protocol.host.host_statements import RevocationNews
+from protocol.host.host_statements import NO_GATE_NEWS, RevocationNews
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.reports import HELPING, PeerReport, decode_report, encode_report_reply
 from protocol.identity.credential import check_credential, open_request
@@ -255,7 +255,7 @@ class CoordinatorService:
             )
         if not is_banned:
             self._tracker.convictions.sums.heard(sender, report.proofs.false_sums)
-        self._tracker.note_bans(self._bans.peers)
+        self._tracker.banned = self._bans.peers
         counted = PeerReport("left", "banned by the host", report.unit) if is_banned else report
         like = said.like if counted is report and said.like else report_digest(counted)
         reply = await self._tracker.report(sender, counted, like)
@@ -272,6 +272,7 @@ class CoordinatorService:
                     b"".join(map(fingerprint, revocations)) if is_asked else b"",
                 ),
                 milestones=history.lacking(report.known_milestones, units) if history is not None else (),
+                gate=self._tracker.gate.news(report.head) if self._tracker.gate is not None else NO_GATE_NEWS,
             )
         )
 

@@ -5,19 +5,30 @@ late rounds. The typical change is the median of the last changes' distances fro
 https://doi.org/10.1016/j.jesp.2013.03.013): one bad round does not move it. A rise is told of until the loss is back, or has stayed
 where it is for so long that it is the run's new level, for example after a change of its text.
 
-The gate looks and tells. It neither holds a run nor takes commits back.
+Where the run has a gate (`[round] loss_gate`), a rise holds the run: no round is opened after the one under way. If the loss is still
+up once that one is over and measured, the host goes back to the last good commit; else the hold is lifted. After MOST_AGAIN rewinds in
+few rounds the gate tells and does nothing: what spoils the run is not in the rounds then.
+
+Rules: R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.hold import Hold
+from protocol.rounds.messages.record import MAX_REWINDS
+
 if TYPE_CHECKING:
     from coordinator.ledger.ledger import LossPoint
+
+    VoicesAt = Callable[[LossPoint], int | None]
+    """How many evaluators measured the commit of a point; None where that was before this process."""
 
 MOST_CHANGES: Final = 16
 """Changes that the noise is made of."""
@@ -46,12 +57,33 @@ NEW_LEVEL_AFTER: Final = 32
 """Commits after which a loss that stays up is the run's level."""
 
 
+HOLD_S: Final = 600
+"""A hold lasts so long, in seconds: the run goes on by itself if the host is gone."""
+
+STILL_S: Final = 15.0
+"""The round under way is over when no commit came for so long."""
+
+MEASURED_WITHIN_S: Final = 120.0
+"""So long after a hold the round under way has to be over and measured. Then the commits that are measured decide."""
+
+FEWEST_VOICES: Final = 2
+"""So many evaluators must have measured a commit before it counts as worse, where the run has as many voters."""
+
+MOST_AGAIN: Final = 3
+AGAIN_WITHIN: Final = 64
+"""So many rewinds among so many newest commits are the most."""
+
+MOST_BACK: Final = 48
+"""Most commits that a rewind takes back. A milestone lies further behind (R26)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The held-out loss of one commit, in nats a byte; `index` is its number."""
+    """The held-out loss of one commit, in nats a byte; `index` is its number. `is_agreed`: enough evaluators measured it."""
 
     index: int
     nats: float
+    is_agreed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +144,119 @@ def rise_in(measures: Iterable[Measure]) -> Rise | None:
         good.append(each)
         bad = []
     return Rise(good[-1], tuple(bad), limit) if len(bad) >= COMMITS_RUNNING else None
+
+
+# --- what follows from a rise ---------------------------------------------------------------------------------------------------
+
+
+def measures_on(links: Sequence[ChainLink], points: Iterable[LossPoint], kind: str, voices: VoicesAt) -> list[Measure]:
+    """The measured commits of the followed lineage, oldest first. A place of a curve tells neither of two commits with one number and
+    as many tokens from the other; the newer point is that of the lineage that is followed.
+
+    Args:
+        links: its newest commits, oldest first.
+        voices: how many evaluators measured the commit of a point; None where that was before this process.
+    """
+    found = {(point.index, point.tokens): point for point in points if point.kind == kind}
+    measures: list[Measure] = []
+    for link in links:
+        point = found.get((link.index, link.total_tokens))
+        if point is not None:
+            number = voices(point)
+            is_agreed = number is None or number >= min(FEWEST_VOICES, len(link.roster))
+            measures.append(Measure(link.index, point.nats, is_agreed))
+    return measures[-MOST_MEASURES:]
+
+
+@dataclass(frozen=True, slots=True)
+class GateFacts:
+    """What the gate decides from.
+
+    Attributes:
+        links: the newest commits of the followed lineage, oldest first, AGAIN_WITHIN at least where there are so many.
+        measures: as `measures_on` gives them.
+        hold: the last hold that was signed; None for none.
+        number: of the newest rewind of the run, 0 for none.
+        now_unix_s: seconds since 1970.
+        still_s: for how long no commit came, in seconds.
+    """
+
+    links: Sequence[ChainLink]
+    measures: Sequence[Measure]
+    hold: Hold | None
+    number: int
+    now_unix_s: float
+    still_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SignHold:
+    """Hold the run because of this rise."""
+
+    number: int
+    rise: Rise
+
+
+@dataclass(frozen=True, slots=True)
+class LiftHold:
+    """The loss is down again."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Sign a rewind of this number to this commit, because of this rise."""
+
+    number: int
+    good: ChainLink
+    rise: Rise
+
+
+GateAction = SignHold | LiftHold | GoBack
+
+
+def next_action(facts: GateFacts) -> tuple[GateAction | None, str]:
+    """What the gate does now, if anything, and why in one sentence; no sentence while the loss is as it should be."""
+    rise, hold = agreed_rise(facts.measures), facts.hold
+    is_held = hold is not None and hold.number > facts.number and hold.is_on(facts.now_unix_s)
+    if rise is None:
+        lifted = LiftHold(hold) if hold is not None and is_held else None
+        return lifted, "the held-out loss is down again: the hold is lifted" if lifted is not None else ""
+    if why_not := why_not_back(facts, rise):
+        return None, f"{rise.words}; the run is not held: {why_not}"
+    number = facts.number + 1
+    if hold is None or not is_held:
+        return SignHold(number, rise), f"{rise.words}: no round is opened until the host has decided"
+    held_s = facts.now_unix_s - hold.unix_s
+    is_measured = facts.measures[-1].index == facts.links[-1].index and facts.measures[-1].is_agreed
+    if held_s < MEASURED_WITHIN_S and (facts.still_s < STILL_S or not is_measured):
+        return None, f"{rise.words}; the run is held until its newest round is measured"
+    good = next(link for link in facts.links if link.index == rise.good.index)
+    num_back = facts.links[-1].index - good.index
+    return GoBack(
+        number, good, rise
+    ), f"{rise.words}: {num_back} rounds are taken back, and the run goes on from round {good.index}"
+
+
+def agreed_rise(measures: Sequence[Measure]) -> Rise | None:
+    """The rise in the measures, without worse commits at the end that too few evaluators measured."""
+    rise = rise_in(measures)
+    if rise is None or all(each.is_agreed for each in rise.bad):
+        return rise
+    agreed = [each for each in measures if each.is_agreed or each.index <= rise.good.index]
+    return rise_in(agreed)
+
+
+def why_not_back(facts: GateFacts, rise: Rise) -> str:
+    """Why the host may not go back to the last good commit; empty if it may."""
+    good = next((link for link in facts.links if link.index == rise.good.index), None)
+    if good is None or good.record is None or facts.links[-1].index - good.index > MOST_BACK:
+        return f"round {rise.good.index}, the last good one, is more than {MOST_BACK} rounds back"
+    if good.is_lone:
+        return f"round {rise.good.index}, the last good one, was made without a quorum"
+    if facts.number >= MAX_REWINDS:
+        return f"the run was taken back {MAX_REWINDS} times, as often as may be"
+    if sum(bool(link.rewind) for link in facts.links[-AGAIN_WITHIN:]) >= MOST_AGAIN:
+        return f"it was taken back {MOST_AGAIN} times in the last {AGAIN_WITHIN} rounds, and that did not help"
+    return ""

@@ -6,6 +6,7 @@ before it are not live, or were silent for two further commits. It never takes t
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +15,7 @@ from coordinator.ledger.ledger import LossPoint
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.evaluators import evaluator_order
+from protocol.rounds.lineage.evaluators import NUM_EVALUATORS, evaluator_order
 from protocol.tensors.expert_schema import expert_unit
 
 WHOLE: Final = "heldout"
@@ -206,3 +207,48 @@ class _Draft:
         parts = [share * found.nats for share, found in zip(shares, each, strict=True) if found is not None]
         if len(parts) == len(shares):
             self.put(LossPoint(WHOLE, point.index, point.tokens, sum(parts), point.peer))
+
+
+# --- several evaluators ---------------------------------------------------------------------------------------------------------
+
+Voices = Mapping[Place, Mapping[PeerId, Measured]]
+"""The values that count at each place of a curve, by evaluator."""
+
+
+def voices_of(values: Sequence[Measured], lineage: Lineage) -> Voices:
+    """The values of evaluators that have a seat at a commit of this lineage; of several of one evaluator the last."""
+    found: dict[Place, dict[PeerId, Measured]] = {}
+    for value in values:
+        num_ahead = sum(peer in lineage.live for peer in value.ahead)
+        if value.link.commit in lineage.commits and num_ahead < NUM_EVALUATORS:
+            found.setdefault(place_of(value.point), {})[value.peer] = value
+    return found
+
+
+def settled_by_many(values: Sequence[Measured], shown: Mapping[Place, LossPoint], lineage: Lineage) -> Settled:
+    """The points to show now, those that they replace, and the values that stay for later.
+
+    Args:
+        values: all that are kept, in the order in which they came.
+        shown: the points recorded so far.
+    """
+    added, replaced = list[LossPoint](), list[LossPoint]()
+    for place, by_peer in voices_of(values, lineage).items():
+        first = min(by_peer.values(), key=lambda value: len(value.ahead))
+        nats = statistics.median_low(value.nats for value in by_peer.values())
+        point = LossPoint(first.kind, first.link.index, first.link.total_tokens, nats, first.peer)
+        standing = shown.get(place)
+        if standing == point:
+            continue
+        added.append(point)
+        if standing is not None:
+            replaced.append(standing)
+    oldest = lineage.head_index - WAITS_FOR_COMMITS
+    newest = {(value.kind, value.link.commit, value.peer): value for value in values if value.link.index > oldest}
+    return Settled(tuple(added), tuple(replaced), _bounded(tuple(newest.values())))
+
+
+def num_voices(voices: Voices, point: LossPoint) -> int | None:
+    """How many evaluators measured the commit of a point; None if this process has none of their values."""
+    found = voices.get(place_of(point))
+    return len(found) if found is not None else None

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import islice
 from types import MappingProxyType
 
 import structlog
 
 from coordinator.history.past_rounds import BLOCK_ROUNDS, RECENT_ROUNDS, thinned
 from coordinator.ledger.ledger import LossPoint
-from coordinator.progress.heldout_core import Lineage, Measured, Place, Settled, Turns, heard_of, place_of, settled
+from coordinator.progress.heldout_core import (
+    WAITS_FOR_COMMITS,
+    Lineage,
+    Measured,
+    Place,
+    Settled,
+    Turns,
+    heard_of,
+    num_voices,
+    place_of,
+    settled,
+    settled_by_many,
+    voices_of,
+)
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -18,11 +33,19 @@ from protocol.rounds.lineage.lineage import CommitTree
 _log = structlog.get_logger()
 
 
-class LossCurves:
-    """`settled` decides first; `take` follows once the ledger has it. `shares`: of each expert, as in heldout_core.settled."""
+def _newest(tree: CommitTree, head: ChainLink, live: Collection[PeerId]) -> Lineage:
+    newest = islice(tree.behind(head.commit), WAITS_FOR_COMMITS + 1)
+    return Lineage(frozenset(link.commit for link in newest), head.index, live)
 
-    def __init__(self, shares: Sequence[float] = ()) -> None:
+
+class LossCurves:
+    """`settled` decides first; `take` follows once the ledger has it. `shares`: of each expert, as in heldout_core.settled.
+    `has_many`: several evaluators measure each commit (heldout_core.py), in a run without experts.
+    """
+
+    def __init__(self, shares: Sequence[float] = (), *, has_many: bool = False) -> None:
         self._shares = shares
+        self._has_many = has_many
         self._shown: dict[Place, LossPoint] = {}
         self._waiting: tuple[Measured, ...] = ()
         self._refused: dict[PeerId, str] = {}
@@ -73,8 +96,15 @@ class LossCurves:
         values = (*self._waiting, *fresh)
         if not values:
             return Settled()
+        shown = MappingProxyType(self._shown)
+        if self._has_many:
+            return settled_by_many(values, shown, _newest(tree, head, live))
         followed = {tree.root, *(node.link.commit for node in tree.path(tree.root, head.commit) or ())}
-        return settled(values, MappingProxyType(self._shown), Lineage(followed, head.index, live), self._shares)
+        return settled(values, shown, Lineage(followed, head.index, live), self._shares)
+
+    def voices(self, tree: CommitTree, head: ChainLink, live: Collection[PeerId]) -> Callable[[LossPoint], int | None]:
+        """How many evaluators measured the commit of a point, while `head` is followed."""
+        return partial(num_voices, voices_of(self._waiting, _newest(tree, head, live)))
 
     def take(self, now: Settled, others: Sequence[LossPoint] = ()) -> None:
         """Take over what was decided, and points of other curves."""

@@ -32,14 +32,14 @@ from coordinator.presence.presence import FORGET_S, PeerEntry, helping, is_membe
 from coordinator.progress import run_core
 from coordinator.progress.chain_log import Accepted, ChainLog, Growth, begun_at
 from coordinator.progress.followed_lineage import FollowedLineage
-from coordinator.progress.heldout_core import Turns
+from coordinator.progress.heldout_core import Settled, Turns
 from coordinator.progress.live_lineages import PeerHeads, Seen
 from coordinator.progress.loss_curves import LossCurves
 from coordinator.progress.missing_commits import MissingLog, RefusedLog
 from coordinator.progress.restart_report import Restart, RestartWatch
 from coordinator.progress.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.progress.run_view import RunPicture, SeenRounds, TimedRound, Yardsticks
-from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_units
+from coordinator.progress.unit_holders import UnitHolders, check_claims, founding_record
 from coordinator.progress.unit_keeper_core import UnitClaims, unit_claims
 from coordinator.progress.unit_watch import UnitWatch
 from protocol.errors import PotluckError
@@ -51,12 +51,13 @@ from protocol.rounds.lineage.chain_link import genesis_link
 from protocol.rounds.lineage.lineage import MAX_DEPTH
 from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.lineage.round_row import round_row
-from protocol.rounds.lineage.rule_numbers import NEW_RUNS, rules_with
-from protocol.rounds.messages.start import StartRecord, StartUnit
+from protocol.rounds.messages.start import StartUnit
 from protocol.rounds.messages.wire import encode_body
+from protocol.run.host_sections import has_loss_gate
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
+    from coordinator.gate.loss_gate import LossGate
     from coordinator.history.run_history import RunHistory
     from coordinator.ledger.ledger_writer import LedgerWriter
     from protocol.identity.identity import Signer, Verifier
@@ -108,12 +109,14 @@ class RunTracker:
         self.energy = RunEnergy(max(MOST_PEERS, 2 * config.most_peers))
         self._rounds = SeenRounds()
         self._seen_unix_s: dict[CommitId, int] = {}
-        self._curves = LossCurves(run.heldout_shares)
-        self._convictions = Convictions(run.run_id, run.signer, run.verifier, ledger, clock)
+        self.has_gate = has_loss_gate(run.manifest.config.round, run.manifest.config.admission, config.shards)
+        self.curves = LossCurves(run.heldout_shares, has_many=self.has_gate)
+        self.gate: LossGate | None = None
+        self.convictions = Convictions(run.run_id, run.signer, run.verifier, ledger, clock)
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing = MissingLog()
         self._refused = RefusedLog()
-        self._banned: frozenset[PeerId] = frozenset()
+        self.banned: frozenset[PeerId] = frozenset()
         self._parts = run.manifest.parts
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart = RestartWatch()
@@ -160,8 +163,8 @@ class RunTracker:
                 banned_peers(ledger),
             )
         )
-        self.note_bans(banned)
-        self._curves.restore(points)
+        self.banned = banned
+        self.curves.restore(points)
         self._checkpoints = tuple(checkpoints)
         self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
         if start is None:
@@ -208,14 +211,33 @@ class RunTracker:
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(peer, report, want)
 
-    @property
-    def convictions(self) -> Convictions:
-        """Bans voters that their own acks convict."""
-        return self._convictions
+    async def go_back(self, certificate: bytes) -> None:
+        """Record a rewind that the host has just signed, and follow it.
 
-    def note_bans(self, banned: frozenset[PeerId]) -> None:
-        """Set the banned peers of the ledger."""
-        self._banned = banned
+        Raises:
+            RemoteProtocolError: it does not verify.
+            StorageError: the ledger refused; nothing has changed.
+        """
+        chain, now_s = self._chain, self._clock.monotonic_s()
+        async with self._turn:
+            if chain is not None:
+                heads = self._lineage.heads(dict(self.book.heads(now_s)), self.book.patience_s(now_s))
+                growth = chain.grown(chain.verify((certificate,)).new, heads)
+                await self._grow(chain, growth, self.curves.settled((), growth.tree, growth.head, self.live_peers()))
+
+    async def _grow(self, chain: ChainLog, growth: Growth, losses: Settled, more: Sequence[LossPoint] = ()) -> None:
+        """Record verified commits and points in one transaction, then take them over."""
+        now = int(self._clock.unix_s())
+        rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
+        points = (*losses.added, *more)
+        await self._lineage.keep_refused(chain, growth.refused)
+        if rows or points:
+            await self._ledger.run(lambda ledger: ledger.add_progress(rows, points, losses.replaced))
+        await self.convictions.look_at(growth.forked)
+        self._seen_unix_s.update((row.commit, now) for row in rows)
+        self.curves.take(losses, more)
+        if chain.take(growth):
+            await self._follow_head(chain)
 
     async def tick(self) -> None:
         """Drop peers that are long gone, and start the run when enough are ready. Call about once a second."""
@@ -250,7 +272,8 @@ class RunTracker:
     def reason(self) -> str:
         """The run's situation in a sentence. A pause takes precedence."""
         is_under_way = self._state.phase is Phase.TRAINING
-        return (self._units.paused_because(self.units_held()) if is_under_way else "") or self._reason
+        held = self.gate.words if self.gate is not None else ""
+        return (held or self._units.paused_because(self.units_held()) if is_under_way else "") or self._reason
 
     def unit_claims(self) -> tuple[UnitClaims, ...]:
         """The experts or stages as their live holders report them; empty before the start and in a run without."""
@@ -317,13 +340,13 @@ class RunTracker:
             target_tokens=self._rules.target_tokens,
             peers=dict(self.peers),
             rounds=self._rounds,
-            loss_points=self._curves.points,
+            loss_points=self.curves.points,
             checkpoints=self._checkpoints,
             checkpoint_folder=self._run.checkpoint_folder,
             yardsticks=Yardsticks(manifest.zlib_bits_per_byte, manifest.pairs_nats_per_byte),
             missing=self._missing.shown(self._clock.monotonic_s()),
             restarted=self._restart.sentence,
-            banned=self._banned,
+            banned=self.banned,
             num_forks=self._chain.num_forks if self._chain is not None else 0,
             min_members=self._rules.min_members,
             units=self.units_held(),
@@ -375,18 +398,8 @@ class RunTracker:
                 self._state, _, self._reason = run_core.step(self._state, run_core.SigningFailed(), self._rules, now)
 
     async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
-        run, config = self._run, self._run.manifest.config
-        founders = {peer: self.peers[peer].report for peer in roster}
-        disks = tuple(founders[peer].incarnation for peer in roster)
-        record = StartRecord(
-            run_id=run.run_id,
-            units=founding_units(run.units, self._parts, founders),
-            roster=roster,
-            target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
-            started_unix_s=int(self._clock.unix_s()),
-            incarnations=disks if all(disks) else (),
-            rules=rules_with(NEW_RUNS, config.round.cap_factor, is_open_run=config.admission.open),
-        )
+        run, founders = self._run, {peer: self.peers[peer].report for peer in roster}
+        record = founding_record(run.manifest, run.units, self._parts, founders, int(self._clock.unix_s()))
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # If another start record was stored meanwhile, that one is the start.
         standing = await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed))
@@ -420,23 +433,13 @@ class RunTracker:
         accepted = await self._verified(chain, report, heads)
         self._refused.check(peer, accepted.refused)
         growth = chain.grown(accepted.new, heads)
-        now = int(self._clock.unix_s())
-        rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
         fresh, trained = {item.link.commit: item.link for item in growth.new}, self._train_points(chain, growth)
         turns = self._turns(peer, report) if report.heldout else Turns(self._run.run_id)
         # Index and tokens come from the verified commit, not from the claim.
-        measured = self._curves.heard(peer, report.heldout, lambda c: fresh.get(c) or chain.link(c), turns)
-        live = self.live_peers() | {peer} if measured or self._curves.is_anything_waiting else frozenset[PeerId]()
-        losses = self._curves.settled(measured, growth.tree, growth.head, live)
-        points = (*losses.added, *trained)
-        await self._lineage.keep_refused(chain, growth.refused)
-        if rows or points:
-            await self._ledger.run(lambda ledger: ledger.add_progress(rows, points, losses.replaced))
-        await self._convictions.look_at(growth.forked)
-        self._seen_unix_s.update((row.commit, now) for row in rows)
-        self._curves.take(losses, trained)
-        if chain.take(growth):
-            await self._follow_head(chain)
+        measured = self.curves.heard(peer, report.heldout, lambda c: fresh.get(c) or chain.link(c), turns)
+        live = self.live_peers() | {peer} if measured or self.curves.is_anything_waiting else frozenset[PeerId]()
+        losses = self.curves.settled(measured, growth.tree, growth.head, live)
+        await self._grow(chain, growth, losses, trained)
         self._missing.note(peer, report, chain, accepted, self._clock.monotonic_s())
         return accepted.want_from_index
 
@@ -466,14 +469,14 @@ class RunTracker:
 
     async def _show_what_waited(self, chain: ChainLog) -> None:
         """Show the held-out losses of peers that stand in for those that are not live any more."""
-        losses = self._curves.settled((), chain.tree, chain.head, self.live_peers())
+        losses = self.curves.settled((), chain.tree, chain.head, self.live_peers())
         if losses.added:
             try:
                 await self._ledger.run(lambda ledger: ledger.add_progress((), losses.added, losses.replaced))
             except PotluckError as error:
                 _log.warning("losses_not_recorded", reason=error.one_line())
                 return  # the next tick tries again
-        self._curves.take(losses)
+        self.curves.take(losses)
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
         if growth.head.commit == chain.head.commit:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from coordinator.progress.unit_keeper_core import frozen_sentence
 from protocol.errors import RemoteProtocolError
@@ -14,7 +14,11 @@ from protocol.host.calls import NO_COMMIT
 from protocol.host.expert_choice import Holding, holders, share_out
 from protocol.host.reports import PeerReport
 from protocol.ids import PeerId, UnitName
-from protocol.rounds.messages.start import StartUnit
+from protocol.rounds.lineage.rule_numbers import NEW_RUNS, rules_with
+from protocol.rounds.messages.start import StartRecord, StartUnit
+
+if TYPE_CHECKING:
+    from protocol.run.manifest import RunManifest
 
 FROZEN_AFTER_S: Final = 10.0
 """How long a unit may be without a holder before it is frozen, in seconds. Founders report their holdings some seconds after the
@@ -66,6 +70,27 @@ def founding_units(
     rosters = holders(len(parts), share_out(len(parts), peers))
     by_unit = dict(zip(parts, rosters, strict=True))
     return tuple(replace(unit, roster=by_unit.get(unit.unit, ())) for unit in units)
+
+
+def founding_record(
+    manifest: RunManifest,
+    units: Sequence[StartUnit],
+    parts: Sequence[UnitName],
+    founders: Mapping[PeerId, PeerReport],
+    unix_s: int,
+) -> StartRecord:
+    """The start of the run with these founders, at this time in seconds since 1970."""
+    config, roster = manifest.config, tuple(founders)
+    disks = tuple(report.incarnation for report in founders.values())
+    return StartRecord(
+        run_id=manifest.run_id,
+        units=founding_units(units, parts, founders),
+        roster=roster,
+        target_tokens=config.round_target.planned(0, len(roster)),
+        started_unix_s=unix_s,
+        incarnations=disks if all(disks) else (),
+        rules=rules_with(NEW_RUNS, config.round.cap_factor, is_open_run=config.admission.open),
+    )
 
 
 def newest_rounds(

@@ -23,7 +23,9 @@ from peer.training.peer_trainer import PeerTrainer
 from protocol.errors import RemoteProtocolError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.lineage.evaluators import NUM_EVALUATORS
 from protocol.rounds.queries import idle_patience_s, is_alive
+from protocol.run.host_sections import has_loss_gate
 from protocol.scores.score_result import SCORE_DOMAIN
 
 
@@ -38,7 +40,10 @@ async def measure_commits(
     """Measure the commits of the spine's `service` that fall to this peer, until the run is over and its last one is measured."""
     life, held = joined.life, joined.experts.held
     losses = ExpertLosses(held, joined.roster.listed_experts) if held else None
-    turns = EvaluationTurns(joined.membership.run_id, life.identity.peer_id, partial(_is_heard, joined, service))
+    config = joined.membership.manifest.config
+    seats = NUM_EVALUATORS if has_loss_gate(config.round, config.admission, config.run.shards) else 1
+    run_id, heard = joined.membership.run_id, partial(_is_heard, joined, service)
+    turns = EvaluationTurns(run_id, life.identity.peer_id, heard, seats)
     read = partial(read_anchors, chains)
     scoring = TaskScoring(_tools(joined, chains, trainer, turns, cache), TimeBudget(trio.current_time()))
     async with trio.open_nursery() as nursery:

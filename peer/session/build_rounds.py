@@ -7,7 +7,7 @@ from typing import Final
 from averaging.network.seams.interfaces import Trainer
 from averaging.network.seams.offload import ThreadOffload
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.lineage.round_context import AuditContext, RoundContext
+from averaging.rounds.lineage.round_context import AuditContext, HostWord, RoundContext
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
 from averaging.rounds.spine_follower import SpineFollower
@@ -45,7 +45,10 @@ def unit_service(
         mixing,
         life.board.spans.record,
         credential=lambda: joined.roster.own_credential,
-        standings=lambda: known_standings(joined.roster, life.member.peer, life.invite.ca_certificate_der),
+        host_word=HostWord(
+            lambda: known_standings(joined.roster, life.member.peer, life.invite.ca_certificate_der),
+            lambda: joined.reporter.gate.hold if joined.reporter.gate is not None else None,
+        ),
         steps_in_place=joined.membership.manifest.config.pipeline is None,  # lanes keep anchors of earlier commits
         audits=AuditContext(proofs=ProofFiles(FileStorage(life.folder / unit, ThreadOffload()))),
     )

@@ -1,4 +1,4 @@
-"""Extra duties after a commit: one member measures its held-out loss, two upload it to the host."""
+"""Extra duties after a commit: one member measures its held-out loss, or a few, and two upload it to the host."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ NUM_BRINGERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTurns:
-    """Whether it is this peer's turn to measure. `is_here`: whether a peer is heard now; those that are not are stood in for."""
+    """Whether it is this peer's turn to measure. `is_here`: whether a peer is heard now; those that are not are stood in for. `seats`:
+    the number of peers that measure each whole commit.
+    """
 
     run_id: RunId
     me: PeerId
     is_here: Callable[[PeerId], bool]
+    seats: int = 1
 
-    def is_ours(self, unit: UnitName, index: int, peers: Iterable[PeerId]) -> bool:
+    def is_ours(self, unit: UnitName, index: int, peers: Iterable[PeerId], seats: int = 1) -> bool:
         """Whether we measure the unit's loss at commit `index`, of the peers that can."""
-        return is_turn_of(self.me, evaluator_order(self.run_id, unit, index, peers), self.is_here)
+        return is_turn_of(self.me, evaluator_order(self.run_id, unit, index, peers), self.is_here, seats)
 
     def is_commit_ours(self, link: ChainLink) -> bool:
         """Whether we measure the loss of a whole commit, and the prose beside it."""
-        return self.is_ours(link.unit, link.index, link.roster)
+        return self.is_ours(link.unit, link.index, link.roster, self.seats)
 
 
 def place_to_bring(link: ChainLink, peer: PeerId) -> bytes:

@@ -16,6 +16,7 @@ from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.spans import EVALUATE, spanned
 from averaging.rounds.unit_service import RoundService
+from peer.gate.host_gate import HostGate
 from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.kept_milestones import KeptMilestones
 from peer.membership.revocations import Revocations
@@ -203,6 +204,7 @@ class Reporter:
         self._reported_numbers = (False, False)
         self.start_record = b""
         self.milestones: KeptMilestones | None = None
+        self.gate: HostGate | None = None
         self.is_ready_to_start = False
         self.is_leaving = False
         self.last_reply: ReportReply | None = None
@@ -247,6 +249,8 @@ class Reporter:
         await self._take_revocations(reply)
         if self.milestones is not None:
             await self.milestones.take(reply.milestones, "the host")
+        if self.gate is not None:
+            await self.gate.take(reply.gate, "the host")
         return True
 
     def _asides(self) -> Mapping[CommitId, bytes]:

@@ -1,4 +1,8 @@
-"""Statements that the host of a run signed, as reports and replies bring them: start record, revocations and milestones."""
+"""Statements that the host of a run signed, as reports and replies bring them: start record, revocations, milestones, and words of
+the loss gate.
+
+Rules: R28 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,13 @@ from typing import Final
 
 from protocol.identity.revocation import check_fingerprints
 from protocol.received import require
+from protocol.rounds.lineage.hold import MAX_HOLD_BYTES
 
 MAX_MILESTONES: Final = 4
 """Milestones that one report brings to a host with an old copy of its ledger."""
+
+MOST_NEWS: Final = 4
+"""Rewinds in one reply."""
 
 _MAX_START_BYTES: Final = 64 << 10
 
@@ -78,3 +86,24 @@ class RevocationNews:
 
 
 NO_REVOCATION_NEWS: Final = RevocationNews()
+
+
+@dataclass(frozen=True, slots=True)
+class GateNews:
+    """Words of the host's loss gate, as a reply to a report tells them (R28).
+
+    Attributes:
+        hold: its newest hold in the authority's envelope; empty for none that may count.
+        rewinds: certificates of rewinds that the peer does not follow.
+    """
+
+    hold: bytes = b""
+    rewinds: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        found = len(self.hold)
+        require(found <= MAX_HOLD_BYTES, f"a hold of {found} bytes", f"at most {MAX_HOLD_BYTES}")
+        require(len(self.rewinds) <= MOST_NEWS, f"{len(self.rewinds)} rewinds", f"at most {MOST_NEWS}")
+
+
+NO_GATE_NEWS: Final = GateNews()

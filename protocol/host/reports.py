@@ -17,8 +17,10 @@ from protocol.grids import MOST_G_PER_KWH
 from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
 from protocol.host.host_statements import (
     MAX_MILESTONES,
+    NO_GATE_NEWS,
     NO_REVOCATION_NEWS,
     NO_STATEMENTS,
+    GateNews,
     HostStatements,
     RevocationNews,
 )
@@ -66,11 +68,8 @@ _MAX_COUNT: Final = 1 << 60
 
 
 def _require_report_digest(value: bytes) -> None:
-    require(
-        len(value) in (0, REPORT_DIGEST_BYTES),
-        f"a report digest of {len(value)} bytes",
-        f"none or {REPORT_DIGEST_BYTES}",
-    )
+    found = f"a report digest of {len(value)} bytes"
+    require(len(value) in (0, REPORT_DIGEST_BYTES), found, f"none or {REPORT_DIGEST_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +356,7 @@ class ReportReply:
         again_in_s: seconds until the peer reports again unless it has something urgent; 0 from an older coordinator.
         start: for a peer that waits for the start.
         milestones: newer ones than the peer has, of the units that it reports, in the host's envelopes.
+        gate: of the loss gate.
     """
 
     phase: str
@@ -370,12 +370,12 @@ class ReportReply:
     again_in_s: float = 0.0
     start: StartNews = NO_START_NEWS
     milestones: tuple[bytes, ...] = ()
+    gate: GateNews = NO_GATE_NEWS
 
     def __post_init__(self) -> None:
         _require_report_digest(self.like)
-        require(
-            0.0 <= self.again_in_s <= MAX_AGAIN_S, f"a next report in {self.again_in_s} s", f"0 to {MAX_AGAIN_S:g} s"
-        )
+        again_s = self.again_in_s
+        require(0.0 <= again_s <= MAX_AGAIN_S, f"a next report in {again_s} s", f"0 to {MAX_AGAIN_S:g} s")
 
     @property
     def revocations(self) -> tuple[bytes, ...]:
@@ -482,6 +482,8 @@ def encode_report_reply(reply: ReportReply) -> bytes:
     body = pb.ReportReply(**values_by_name(reply, pb.ReportReply))
     if reply.start != NO_START_NEWS:
         body.start.CopyFrom(pb.StartNews(reason=reply.start.reason, start_record=reply.start.start_record))
+    if reply.gate != NO_GATE_NEWS:
+        body.gate.CopyFrom(pb.GateNews(hold=reply.gate.hold, rewinds=reply.gate.rewinds))
     return body.SerializeToString(deterministic=True)
 
 
@@ -493,6 +495,6 @@ def decode_report_reply(data: bytes) -> ReportReply:
     milestones = len(body.milestones)
     require(milestones <= _MAX_UNITS, f"{milestones} milestones", f"at most {_MAX_UNITS}")
     start, values = StartNews(shown(body.start.reason), body.start.start_record), fields_by_name(body)
-    names = ("revocations", "asks_revocations", "known_revocations")
-    bans = RevocationNews(*(values.pop(name) for name in names))
-    return ReportReply(**values, bans=bans, start=start)
+    bans = RevocationNews(*(values.pop(name) for name in ("revocations", "asks_revocations", "known_revocations")))
+    gate = GateNews(body.gate.hold, tuple(body.gate.rewinds))
+    return ReportReply(**values, bans=bans, start=start, gate=gate)

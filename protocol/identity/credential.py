@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protocol.errors import ConfigError, RefusedError, RemoteProtocolError
 from protocol.identity.envelope import open_envelope, seal
-from protocol.identity.identity import Signer, Verifier
+from protocol.identity.identity import Identity, Signer, Verifier
 from protocol.identity.standing import PeerStanding, standing_in, standing_uris
 from protocol.ids import PeerId, RunId
 
@@ -94,6 +94,11 @@ class CertificateAuthority:
     def certificate_der(self) -> bytes:
         """The CA's certificate, as the invite carries it."""
         return self.certificate.public_bytes(Encoding.DER)
+
+    @property
+    def signer(self) -> Identity:
+        """The CA's key, for what the run's authority signs besides credentials. The domain of an envelope tells one from the other."""
+        return Identity(self._key.private_bytes_raw())
 
     def issue(
         self,
@@ -214,6 +219,21 @@ def credential_ends_unix_s(der: bytes) -> float:
         return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
     except ValueError as error:
         raise RefusedError("a credential that cannot be read", "one of this run", "join the run again") from error
+
+
+def public_key_in(der: bytes) -> bytes:
+    """The Ed25519 key of a certificate, 32 bytes.
+
+    Raises:
+        RefusedError: the bytes are no certificate of such a key.
+    """
+    try:
+        key = x509.load_der_x509_certificate(der).public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise RefusedError("an authority that cannot be read", "the certificate in the run's invite") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise RefusedError("an authority with another kind of key", "an Ed25519 key")
+    return key.public_bytes_raw()
 
 
 def named_peer(der: bytes) -> PeerId:

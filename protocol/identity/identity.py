@@ -49,6 +49,11 @@ class Signer(Protocol):
 class Verifier(Hashable, Protocol):
     """Checks signatures of any key."""
 
+    @property
+    def authority(self) -> PeerId:
+        """The run's certificate authority as a signer; empty where only signatures are checked."""
+        ...
+
     def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
         """Whether `signature` is that of the key's owner on `message`."""
         ...

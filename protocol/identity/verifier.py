@@ -5,16 +5,22 @@ Rules: R25 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from protocol.errors import RefusedError
-from protocol.identity.credential import issued_standing, issued_to
+from protocol.identity.credential import issued_standing, issued_to, public_key_in
 from protocol.identity.identity import KEY_BYTES, SIGNATURE_BYTES, peer_id_from_public_key, public_key_from_peer_id
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId, RunId
+
+
+@functools.lru_cache(maxsize=16)
+def _peer_of(authority_der: bytes) -> PeerId:
+    return peer_id_from_public_key(public_key_in(authority_der))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,11 @@ class Ed25519Verifier:
     """
 
     authority_der: bytes = b""
+
+    @property
+    def authority(self) -> PeerId:
+        """The peer id of the authority's key; empty without one."""
+        return _peer_of(self.authority_der) if self.authority_der else PeerId("")
 
     def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
         """Whether the signature is good; False for malformed keys and signatures too."""

@@ -356,7 +356,7 @@ class UnitBody(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others", "again_in_s", "start", "milestones")
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "live_others", "again_in_s", "start", "milestones", "gate")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +370,7 @@ class ReportReply(_message.Message):
     AGAIN_IN_S_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     MILESTONES_FIELD_NUMBER: _ClassVar[int]
+    GATE_FIELD_NUMBER: _ClassVar[int]
     phase: str
     head: bytes
     index: int
@@ -383,7 +384,16 @@ class ReportReply(_message.Message):
     again_in_s: float
     start: StartNews
     milestones: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ..., again_in_s: _Optional[float] = ..., start: _Optional[_Union[StartNews, _Mapping]] = ..., milestones: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    gate: GateNews
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., live_others: _Optional[int] = ..., again_in_s: _Optional[float] = ..., start: _Optional[_Union[StartNews, _Mapping]] = ..., milestones: _Optional[_Iterable[bytes]] = ..., gate: _Optional[_Union[GateNews, _Mapping]] = ...) -> None: ...
+
+class GateNews(_message.Message):
+    __slots__ = ("hold", "rewinds")
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    REWINDS_FIELD_NUMBER: _ClassVar[int]
+    hold: bytes
+    rewinds: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, hold: _Optional[bytes] = ..., rewinds: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StartNews(_message.Message):
     __slots__ = ("reason", "start_record")

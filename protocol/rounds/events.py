@@ -1,6 +1,6 @@
 """Events of the round machine, in the past tense.
 
-Rules: R5, R11, R12, R18, R19, R23 (protocol/rounds/RULES.md).
+Rules: R5, R11, R12, R18, R19, R23, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.hold import Hold
 from protocol.rounds.lineage.lineage import SpineView, TreeNode
 from protocol.rounds.messages.messages import Certificate, FalseSum, Heartbeat, Leave, Member, RoundMessage, Settle
 from protocol.rounds.messages.record import Ballot
@@ -87,6 +88,7 @@ class Progressed:
         spine_ready: of a peer that holds the spine, the tokens ready for it.
         late_upload_s: how long the running upload will take at its rate so far, once that is longer than the last one; 0 before.
         standings: of known peers that are no keepers, ourselves among them.
+        hold: the host's newest hold, while its time lasts (R28).
     """
 
     tokens_ready: int
@@ -96,6 +98,7 @@ class Progressed:
     spine_ready: int | None = None
     late_upload_s: float = 0.0
     standings: Mapping[PeerId, PeerStanding] = field(default_factory=all_keepers)
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ def _progressed(state: RoundState, event: Progressed) -> RoundState:
         due_tokens=event.due_tokens,
         spine_ready=event.spine_ready,
         exchange_s=event.late_upload_s or state.exchange_s,
-        barred=state.barred.with_standings(event.standings),
+        barred=state.barred.told(event.standings, event.hold),
     )
 
 

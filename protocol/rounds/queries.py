@@ -1,6 +1,6 @@
 """Questions about a round's state: who is alive, who is caught up, whether a round is due, who votes. Pure and read-only.
 
-Rules: R4, R5, R7, R12, R18, R23 (protocol/rounds/RULES.md).
+Rules: R4, R5, R7, R12, R18, R23, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, say
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
+from protocol.rounds.lineage.rewind import counted_only
 from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
@@ -261,6 +262,14 @@ def _drawn_order(state: RoundState, peers: list[PeerId]) -> tuple[PeerId, ...]:
     return opener_order(state.config.run_id, state.link.unit, state.link.index, 0, peers)
 
 
+def held_because(state: RoundState) -> str:
+    """Why no round is opened: the host holds the run, and its rewind has not come yet (R28). Empty if it may be."""
+    hold = state.barred.hold
+    if hold is None or hold.unit != state.config.unit or hold.is_followed(state.tree.behind(state.link.commit)):
+        return ""
+    return hold.words
+
+
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
     """Live peers, without ourselves, that have our head and may contribute, sorted by peer id. These are hints, checked by what
     they send.
@@ -281,6 +290,8 @@ def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
         and not (view.lost or view.left)
         and view.peer not in state.barred.expelled
     ]
+    allowed = counted_only(state.tree.behind(commit))
+    views = views if allowed is None else [view for view in views if view.peer in allowed]
     return views if state.spine is None else [view for view in views if stands_with_us(state, view)]
 
 

@@ -3,7 +3,7 @@
 States are frozen; those that `protocol.frozen.replace` copies have no slots. The driver of the machine performs the orders in the
 given order and reports back by events. Nothing here waits, reads a clock or draws a random number.
 
-Rules: R6, R7, R8, R10, R11, R12, R18, R23, R24 (protocol/rounds/RULES.md).
+Rules: R6, R7, R8, R10, R11, R12, R18, R23, R24, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from protocol.identity.identity import Verifier
 from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.hold import Hold
 from protocol.rounds.lineage.lineage import CommitTree, SpineView
 from protocol.rounds.messages.messages import (
     AckedRecord,
@@ -373,6 +374,7 @@ class Barred:
         silent_since: when we found that these peers answer no heartbeats, the latest last (failure_probes.py).
         false_sums: results of which a proof says that they are summed falsely (audit/sum_proof.py).
         standings: of peers that are no keepers, by their credentials; ourselves among them.
+        hold: while the host's newest hold lasts (R28), it.
     """
 
     expelled: frozenset[PeerId] = frozenset()
@@ -384,14 +386,16 @@ class Barred:
     silent_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     false_sums: frozenset[Root] = frozenset()
     standings: Mapping[PeerId, PeerStanding] = field(default_factory=all_keepers)
+    hold: Hold | None = None
 
     def expelling(self, *peers: PeerId) -> Barred:
         """These peers are out, too."""
         return replace(self, expelled=self.expelled.union(peers))
 
-    def with_standings(self, standings: Mapping[PeerId, PeerStanding]) -> Barred:
-        """These peers, and no others, are no keepers."""
-        return self if standings == self.standings else replace(self, standings=standings)
+    def told(self, standings: Mapping[PeerId, PeerStanding], hold: Hold | None) -> Barred:
+        """These peers, and no others, are no keepers; the host's hold is this one."""
+        is_known = standings == self.standings and hold == self.hold
+        return self if is_known else replace(self, standings=standings, hold=hold)
 
 
 @dataclass(frozen=True)

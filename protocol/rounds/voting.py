@@ -22,6 +22,7 @@ from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrder
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, may_vote_next, record_problem
+from protocol.rounds.lineage.rewind import set_back_problem
 from protocol.rounds.lineage.rule_numbers import SIGNED, takes_turns
 from protocol.rounds.lineage.turns import left_out
 from protocol.rounds.messages.messages import (
@@ -141,7 +142,7 @@ def refusal(to: PeerId, message: Proposal | Settle | PromiseRequest, promised: B
 
 def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     record = link.record
-    if record is None:
+    if record is None or record.rewind:
         return "a settled record without content"
     if not state.may_vote and not link.is_lone:
         return "no vote on this base: this disk does not know what its peer voted before"
@@ -160,7 +161,8 @@ def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: floa
     problem = _why_not_right(state, settle, link, leaves)
     if problem or (link.record is not None and link.record.ballot != settle.ballot):
         return problem  # a record that was acked before has to be finished as it is, whoever came back since
-    return citation_problem(state, link.record) or _why_not_fair(state, link, leaves, now_s)
+    set_back = set_back_problem(state.tree.behind(state.link.commit), link.record)
+    return set_back or citation_problem(state, link.record) or _why_not_fair(state, link, leaves, now_s)
 
 
 def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: Mapping[PeerId, Leave]) -> str:

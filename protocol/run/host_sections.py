@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from protocol.identity.puzzle import MOST_BITS
 from protocol.kinds.robust_table import OFF, ROBUST_RULES
 from protocol.run.push_url import url_problem
+from protocol.run.round_section import RoundSection
 from protocol.run.section import Count, Section
 
 _FIRST_ADMISSION_KEYS: Final = frozenset(["credential_days"])
@@ -104,6 +105,27 @@ def door_problem(admission: AdmissionSection, robust: str, shards: str) -> str:
     if shards != "data":
         return f'admission.open with shards = "{shards}": no stranger holds a part of the model alone; expected "data"'
     return ""
+
+
+def gate_problem(round_section: RoundSection, shards: str) -> str:
+    """Why such a run cannot have a loss gate; empty where it can, or has none. `shards`: of [run]."""
+    if not round_section.loss_gate or is_one_unit(round_section, shards):
+        return ""
+    return (
+        'round.loss_gate in a run whose model has several parts: they cannot go back together; expected shards = "data" in '
+        'one of the modes "overlap" and "blocking"'
+    )
+
+
+def has_loss_gate(round_section: RoundSection, admission: AdmissionSection, shards: str) -> bool:
+    """Whether the host takes the run back when its held-out loss rises: as the file says, else if the run is open."""
+    asked = round_section.loss_gate
+    return is_one_unit(round_section, shards) and (admission.open if asked is None else asked)
+
+
+def is_one_unit(round_section: RoundSection, shards: str) -> bool:
+    """Whether the whole model is averaged at once, by every peer."""
+    return shards == "data" and round_section.mode != "streaming"
 
 
 def with_open_door(values: Mapping[str, object]) -> dict[str, object]:

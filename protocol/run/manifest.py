@@ -35,7 +35,7 @@ from protocol.run.data_section import DataSection, data_contradiction
 from protocol.run.default_run import default_toml
 from protocol.run.evaluate_section import EvaluateSection, tasks_problem
 from protocol.run.experts_section import ExpertsSection, RunNumbers, Shards, expert_contradiction
-from protocol.run.host_sections import AdmissionSection, CheckpointSection, door_problem, with_open_door
+from protocol.run.host_sections import AdmissionSection, CheckpointSection, door_problem, gate_problem, with_open_door
 from protocol.run.page_section import NO_WORDS, PageSection
 from protocol.run.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.run.round_section import RoundSection
@@ -164,7 +164,8 @@ class RunConfig(Section):
             )
         if problem := pacing_contradiction(self._pacing()) or self._parts_problem():
             raise ValueError(problem)
-        if problem := door_problem(self.admission, self.round.robust, self.run.shards):
+        door = door_problem(self.admission, self.round.robust, self.run.shards)
+        if problem := door or gate_problem(self.round, self.run.shards):
             raise ValueError(problem)
         if problem := tasks_problem(self.evaluate, self.run.shards, has_chats=self.data.has_chats):
             raise ValueError(problem)

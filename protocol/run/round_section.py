@@ -98,6 +98,11 @@ class RoundSection(Section):
     a false one is banned by its own signature. 0 looks at nothing.
     """
 
+    loss_gate: bool | None = None
+    """Whether three voters measure each commit, and the host holds the run and takes it back to the last good commit when the held-out
+    loss rises by more than the run's noise. For runs whose model is one unit. True in an open run if not given, else false.
+    """
+
     @property
     def cap_factor(self) -> int:
         """`weight_cap` as the rules number of records has it."""

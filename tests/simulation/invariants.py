@@ -87,6 +87,8 @@ class Observed:
             return
         if record.lone:
             self.num_lone += 1
+        elif record.rewind:
+            pass  # of the host, beside the commit that a quorum made
         elif self.certified.setdefault(record.parent, link.commit) != link.commit and not self.liars:
             first = self.certified[record.parent].hex()[:8]
             raise Violation(f"two commits of a quorum on one base: {first} and {link.commit.hex()[:8]}")

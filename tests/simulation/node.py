@@ -158,7 +158,8 @@ class WatchedChain(UnitChain):
         entries = [(known.parent, known.record.contributor(me)) for known in path]
         offers = [(base, entry.root) for base, entry in entries if entry is not None]
         has_fork = prepared.fork_anchor_N is not None
-        switch = Switch(prepared.state.anchor_N, regained, spent, has_fork, lives.has_offers(offers))
+        is_rewind = bool(lost) and prepared.path[0].link.rewind > 0
+        switch = Switch(prepared.state.anchor_N, regained, spent, has_fork, lives.has_offers(offers), is_rewind)
         trainer.expect_switch(switch)
 
     async def apply(

@@ -28,6 +28,7 @@ MIN_DIRECTIONS = 512
 UNNAMED = "for no reason"
 DIED = "its training process died"
 NO_OFFERS = "a switch to a lineage that had counted what was no longer here"
+REWOUND = "the host took its rounds back"
 NO_ANCHOR = "a switch without the anchor at the fork"
 
 _ROUNDING_S = 1e-6
@@ -56,6 +57,7 @@ class Switch:
         spent: those that the new one counted.
         has_fork: whether the anchor at the fork is known, so that what comes back must.
         has_offers: whether all that the new one counted of ours is still here, so that it must be taken out.
+        is_rewind: whether the host takes commits of ours back, and the local work since then with them.
     """
 
     anchor_N: torch.Tensor
@@ -63,6 +65,7 @@ class Switch:
     spent: Tokens
     has_fork: bool
     has_offers: bool
+    is_rewind: bool = False
 
 
 @functools.cache
@@ -185,6 +188,8 @@ class SimulatedTrainer:
         if switch is not None:
             if reason == UNNAMED and not switch.has_offers:
                 reason = NO_OFFERS
+            if reason == UNNAMED and switch.is_rewind:
+                reason = REWOUND
             self._drop(reason, accounting.without(accounting.union(switch.regained), accounting.union(switch.spent)))
         self._start_from(anchor_N, reason)
 

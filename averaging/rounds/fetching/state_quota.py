@@ -28,7 +28,7 @@ class StateQuota:
         self._quota = ByteQuota(most_bytes, WINDOW_S, self._is_stranger, tools.clock.monotonic_s)
 
     def _is_stranger(self, peer: PeerId) -> bool:
-        return self._tools.standings().get(peer) is PeerStanding.STRANGER
+        return self._tools.host_word.standings().get(peer) is PeerStanding.STRANGER
 
     def takes(self, peer: PeerId, request: FetchRequest) -> bool:
         """Whether a peer may have an answer to this request; requests for other things than chunks of a state are free."""

@@ -15,7 +15,7 @@ more slowly.
   trains better (tests/benchmarks/LOG.md): offering alpha of the deviation again costs quality.
 - A restart, a crash of the training process and a switch do not mix: theta is A, or moves as a whole.
 
-Rules: R20, R24 (protocol/rounds/RULES.md).
+Rules: R20, R24, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -235,11 +235,19 @@ def adopt_switch(
     gone, theta starts from A_win: work may be lost, but none is applied twice. Without the anchor at the fork only the work since
     the last commit is offered again.
 
+    A rewind of the host (R28) that takes commits of ours back takes the local work since then along: it was done on a model that the
+    run gives up, and theta holds the work of others there, too.
+
     Args:
         lost: our commits after the fork, which are abandoned.
         anchor_N: (N,) float32, the anchor at our head.
         offers: our latest contributions by root.
     """
+    if lost and prepared.path[0].link.rewind:
+        rest = feedback.without(range(grid.num_chunks)) if feedback is not None else None
+        return ParameterShift(
+            None, 0, f"the host took {len(lost)} rounds back: starting from its last good commit", rest
+        )
     from_N = prepared.fork_anchor_N
     lost_chunks = counted_chunks(lost, me)
     regained = sum(consumed_tokens(link.record, me) for link in lost if link.record is not None)

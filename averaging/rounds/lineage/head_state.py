@@ -142,7 +142,11 @@ class HeadState:
         state = await updates.advance(previous, link, data)
         await log()
         shares_momentum = bool(self._held.loans) and state.momentum_N is previous.momentum_N
-        self.state, self._held = state, _Held(shares_momentum=shares_momentum)
+        if (
+            state.anchor_N is not previous.anchor_N
+        ):  # else nothing moved, and whoever borrowed the vectors still reads them
+            self._held = _Held(shares_momentum=shares_momentum)
+        self.state = state
         return AppliedCommit(state, previous.anchor_N)
 
     async def step_in_place(

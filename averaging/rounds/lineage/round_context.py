@@ -1,4 +1,7 @@
-"""Dependencies of the parts of a round service: its interfaces, the signal that something changed, and the edge of every task."""
+"""Dependencies of the parts of a round service: its interfaces, the signal that something changed, and the edge of every task.
+
+Rules: R28 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, Stor
 from protocol.identity.standing import PeerStanding, all_keepers
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import Event
+from protocol.rounds.lineage.hold import Hold
 from protocol.rounds.lineage.lineage import SpineView
 from protocol.rounds.messages.messages import RoundMessage
 from protocol.rounds.orders import SendHeartbeat
@@ -101,10 +105,20 @@ class AuditContext:
 
 
 @dataclass(frozen=True)
+class HostWord:
+    """The host's signed word, as it is known here: `standings` of known peers that are no keepers, ourselves among them, and the
+    newest `hold` while its time lasts (R28).
+    """
+
+    standings: Callable[[], Mapping[PeerId, PeerStanding]] = all_keepers
+    hold: Callable[[], Hold | None] = lambda: None
+
+
+@dataclass(frozen=True)
 class RoundContext:
     """The interfaces and keys of one unit's rounds. `trainer` is its part of the local training, `mixing` says how commits are
-    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission, and
-    `standings` are those of known peers that are no keepers, ourselves among them. `steps_in_place`: whether the trainer needs no
+    mixed into it, if they are, and `record` takes the durations of the work. `credential` is our newest proof of admission.
+    `steps_in_place`: whether the trainer needs no
     anchor once the next commit is there, so that it may move in place.
     """
 
@@ -119,7 +133,7 @@ class RoundContext:
     credential: Callable[[], bytes] = bytes
     steps_in_place: bool = True
     audits: AuditContext = AuditContext()
-    standings: Callable[[], Mapping[PeerId, PeerStanding]] = all_keepers
+    host_word: HostWord = HostWord()
 
 
 class Changes:

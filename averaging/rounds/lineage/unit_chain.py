@@ -290,7 +290,8 @@ class UnitChain:
     ) -> AppliedCommit:
         held, record, shift = self.held, link.record, None
         try:
-            if begin_shift is not None and record is not None and held.may_change(record.outer):
+            moves = record is not None and not record.rewind and held.may_change(record.outer)
+            if begin_shift is not None and moves:
                 shift = begin_shift()
             if shift is not None:
                 return await held.step_in_place(self.updates, link, data, log_it, shift)

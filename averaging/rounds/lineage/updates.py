@@ -1,4 +1,7 @@
-"""The results that a unit's commits name: read from disk, checked, and turned into the next state in other threads."""
+"""The results that a unit's commits name: read from disk, checked, and turned into the next state in other threads.
+
+Rules: R28 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -165,12 +168,14 @@ class Updates:
         return split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
 
     async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes | memoryview]) -> UnitState:
-        """The state after one more commit, whose results are `data`.
+        """The state after one more commit, whose results are `data`. A rewind (R28) changes no vector, and shares those of `state`.
 
         Raises:
             StorageError: these are not the bytes that the record names: they were damaged on our disk since they arrived.
         """
         record, tools = _record_of(link), self._tools
+        if record.rewind:
+            return UnitState(state.unit, link.commit, link.index, link.total_tokens, *state.vectors)
         ahead = await self._made_ahead(state, record.outer)
         made = partial(self._outer, ahead, link, record, data, dict(self._fresh))
         advanced = await tools.offload.run(made, cost_s=APPLY_COST_S)

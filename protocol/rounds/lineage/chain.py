@@ -1,6 +1,6 @@
 """The chain of commits, which any peer can check: start record, certificates, and the roster that each commit hands on.
 
-Rules: R3, R15, R18, R25 (protocol/rounds/RULES.md).
+Rules: R3, R15, R18, R25, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.lineage.compact import acks_of
 from protocol.rounds.lineage.quorum import electorate, is_quorum
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, SignatureCheck, record_problem
+from protocol.rounds.lineage.rewind import open_rewind
 from protocol.rounds.lineage.rule_numbers import asks_told_votes
 from protocol.rounds.messages.bounds import MAX_MEMBERS, MAX_RECORDED_VOTE_BYTES, MAX_VOTE_BYTES
 from protocol.rounds.messages.messages import Ack, Certificate, Leave, PreVote, Promise
@@ -124,13 +125,16 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
 
     A lone commit is proven by the acks of its whole roster (R18), any other by a quorum of the parent's roster, without those whose
     goodbye tells all their votes (R3); in older records without all that said goodbye. `record_problem` judges everything else that
-    the record says, so that every voter of the lineage was admitted by the run's authority.
+    the record says, so that every voter of the lineage was admitted by the run's authority. A rewind is proven by that authority's
+    own signature (R28).
 
     Raises:
         RemoteProtocolError: the record does not continue `parent`, says what nobody signed, or the acks are no quorum of its roster
             in one ballot.
     """
     link = link_after(parent, certificate.record)
+    if link.rewind:
+        return open_rewind(certificate, parent, verifier=verifier, run_id=run_id)
     if certificate.num_acks > MAX_MEMBERS or len(certificate.leaves) > MAX_MEMBERS:
         raise RemoteProtocolError(f"a certificate of {certificate.num_acks} acks", f"at most {MAX_MEMBERS}")
     ballots: set[Ballot] = set()

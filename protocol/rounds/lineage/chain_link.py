@@ -2,7 +2,7 @@
 
 Old links of a lineage are light: their contributors are read anew from the bytes of the record whenever somebody asks for them.
 
-Rules: R3, R19, R22 (protocol/rounds/RULES.md).
+Rules: R3, R19, R22, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class ChainLink:
     def is_lone(self) -> bool:
         """Committed without a quorum of the base roster."""
         return self.content is not None and self.content.lone
+
+    @property
+    def rewind(self) -> int:
+        """The number of a rewind of the host (R28); 0 for the commit of a round, and for the genesis."""
+        return self.content.rewind if self.content is not None else 0
 
     @property
     def spine(self) -> CommitId:

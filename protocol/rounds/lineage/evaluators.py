@@ -6,9 +6,14 @@ The order is a hash of run, unit, index and peer. It leaves out the commit id: a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final
 
 from protocol.ids import PeerId, RunId, UnitName
 from protocol.rounds.lineage.quorum import by_hash
+
+NUM_EVALUATORS: Final = 3
+"""Peers that measure each commit of a run with a loss gate: one of them may lie."""
 
 
 def evaluator_order(run_id: RunId, unit: UnitName, index: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -19,6 +24,6 @@ def evaluator_order(run_id: RunId, unit: UnitName, index: int, peers: Iterable[P
     return by_hash(prefix, frozenset(peers))
 
 
-def is_turn_of(me: PeerId, order: Iterable[PeerId], is_here: Callable[[PeerId], bool]) -> bool:
-    """Whether this peer measures: it is in the order, and none before it is here."""
-    return next((peer for peer in order if peer == me or is_here(peer)), None) == me
+def is_turn_of(me: PeerId, order: Iterable[PeerId], is_here: Callable[[PeerId], bool], seats: int = 1) -> bool:
+    """Whether this peer measures: it is in the order, and has one of the seats of those that are here."""
+    return me in islice((peer for peer in order if peer == me or is_here(peer)), seats)

@@ -1,6 +1,7 @@
 """The tree of verified commits, and which of its branches to follow (R22). Pure.
 
-Lineages are compared only when their certificates were verified here. At every fork, a child that a quorum of the fork's voters
+Lineages are compared only when their certificates were verified here. At every fork, the branch with the newest rewind of the host
+(R28) comes before all others. Then a child that a quorum of the fork's voters
 acked comes before a lone one, whatever follows. Then the child whose best descendant has the most work is kept. Work is compared
 in classes that double, so nearly equal sides are decided by constants and no peer switches back and forth. Work is the tokens
 credited to members, of each in each round at most the cap that both sides of the fork agreed on before it.
@@ -8,7 +9,7 @@ credited to members, of each in each round at most the cap that both sides of th
 In a run with several units one of them, the spine, decides for all (R23). A branch of another unit that was trained with the
 spine's followed lineage is preferred to one that was trained with another.
 
-Rules: R22, R23 (protocol/rounds/RULES.md).
+Rules: R22, R23, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -198,6 +199,8 @@ class _Merit:
 
     is_with_spine: bool
     work_tokens: int
+    rewind: int = 0
+    """The newest rewind on the branch (R28), by its number; 0 for none."""
 
 
 def best_head(
@@ -253,7 +256,8 @@ def _merits(
         below = [merits[child.commit] for child in children.get(link.commit, ())]
         is_with_spine = own and (not below or any(merit.is_with_spine for merit in below))
         counted = (merit.work_tokens for merit in below if merit.is_with_spine or not is_with_spine)
-        merits[link.commit] = _Merit(is_with_spine, work_after(fork, [link]) + max(counted, default=0))
+        rewind = max(link.rewind, *(merit.rewind for merit in below)) if below else link.rewind
+        merits[link.commit] = _Merit(is_with_spine, work_after(fork, [link]) + max(counted, default=0), rewind)
     return merits
 
 
@@ -271,11 +275,13 @@ def work_class(fork: ChainLink, work_tokens: int) -> int:
     return (work_tokens // max(1, fork.target_tokens)).bit_length()
 
 
-def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool, bool, int, int, int, int]:
-    """A quorum of the fork's roster comes before any work: peers that commit alone can sign as much work as they like. Among lone
-    commits the one with more of the fork's voters comes first, for the same reason.
+def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[int, bool, bool, int, int, int, int]:
+    """The newest rewind of the host comes before all else (R28). A quorum of the fork's roster comes before any work:
+    peers that commit alone can sign as much work as they like. Among lone commits the one with more of the fork's voters comes first,
+    for the same reason.
     """
     return (
+        merit.rewind,
         merit.is_with_spine,
         not child.is_lone,
         _num_voters(fork, child) if child.is_lone else 0,

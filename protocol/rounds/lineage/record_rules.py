@@ -74,6 +74,8 @@ def record_problem(parent: ChainLink, record: CommitRecord, check: SignatureChec
         parent: the verified commit that the record names as its parent.
         left: voters of the parent whose signed goodbye on it is at hand.
     """
+    if record.rewind:
+        return "a record without slices, as the host's rewinds are; expected one of a round: nobody votes on a rewind"
     version = version_of(record.rules)
     if version > NEWEST:
         return f"a record with rules {version}; expected {SIGNED} to {NEWEST}: install the newest release"

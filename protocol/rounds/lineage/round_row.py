@@ -1,4 +1,7 @@
-"""One commit for people: its members with their shares, and what was left out and why."""
+"""One commit for people: its members with their shares, and what was left out and why.
+
+Rules: R28 (protocol/rounds/RULES.md).
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ class Disagreed:
 class RoundRow:
     """One commit for people. Shares are of the summed weights, coverage is of members with a part in it times chunks; both 0 to 1.
     `tokens` are the credited tokens of each member. `lost` is `lost_share`. `disagreed` are members whose work is left out in part.
+    `is_rewind`: the host took rounds back (R28); nobody is counted.
     """
 
     index: int
@@ -53,6 +57,7 @@ class RoundRow:
     tokens: tuple[int, ...] = ()
     lost: float = 0.0
     disagreed: tuple[Disagreed, ...] = ()
+    is_rewind: bool = False
 
     @property
     def left_out(self) -> float:
@@ -83,11 +88,16 @@ def round_row(link: ChainLink) -> RoundRow:
         tokens=tuple(c.credited_tokens for c in record.contributors),
         lost=lost_share(record),
         disagreed=disagreed_in(record),
+        is_rewind=bool(record.rewind),
     )
 
 
 def coverage(record: CommitRecord) -> float:
-    """Share of chunks times members that the mean has, 0 to 1. A member that was to bring nothing leaves nothing uncovered."""
+    """Share of chunks times members that the mean has, 0 to 1. A member that was to bring nothing leaves nothing uncovered. 1 for a
+    rewind, which has no mean.
+    """
+    if record.rewind:
+        return 1.0
     lacking = [{o.peer for o in part.omitted if o.words != NO_PART} for part in record.slices]
     members = {c.peer for c in record.contributors}.union(*lacking)
     chunks = record.slices[-1].stop_chunk
@@ -99,7 +109,9 @@ def coverage(record: CommitRecord) -> float:
 
 
 def lost_share(record: CommitRecord) -> float:
-    """The share of the mean's energy that its codec left out, 0 to 1, averaged over the slices by their chunks."""
+    """The share of the mean's energy that its codec left out, 0 to 1, averaged over the slices by their chunks. 0 for a rewind."""
+    if record.rewind:
+        return 0.0
     lost = sum((part.stop_chunk - part.first_chunk) * part.lost_ppm for part in record.slices)
     return lost / (LOST_ALL_PPM * record.slices[-1].stop_chunk)
 

@@ -71,7 +71,7 @@ def rounds_a_turn(links: Iterable[ChainLink], divided_by: int) -> int:
             as those in the round before its own, so it counts as one more.
     """
     newest, *earlier = islice(links, TURNS_WITHIN)
-    if not takes_turns(newest.rules) or newest.record is None:
+    if not takes_turns(newest.rules) or newest.record is None or newest.rewind:
         return 1
     counted = last_counted(earlier)
     waited = sorted(

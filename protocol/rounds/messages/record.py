@@ -1,6 +1,6 @@
 """A commit record and its parts. Its bytes are made once, by the leader that settles it, and carried as received ever after.
 
-Rules: R2, R3, R20, R21 (protocol/rounds/RULES.md).
+Rules: R2, R3, R20, R21, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from protocol.rounds.messages.bounds import (
     require_tokens,
 )
 from protocol.rounds.messages.lane_parts import LanePart, require_once
+
+MAX_REWINDS: Final = 64
+"""Most rewinds of a run (R28). A run that needs more needs its owner."""
 
 LAST_ATTEMPT: Final = (1 << 32) - 1
 """No attempt has this number: a promise of it says that its peer left (R3)."""
@@ -225,6 +228,7 @@ class LightRecord:
     Attributes:
         credited: the credited tokens of each contributor.
         agreed: as `CommitRecord.agreed`.
+        rewind: as `CommitRecord.rewind`.
     """
 
     raw: bytes
@@ -234,6 +238,7 @@ class LightRecord:
     spine: CommitId
     credited: Sequence[int]
     agreed: Attestation | None
+    rewind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +295,12 @@ class CommitRecord:
     def __post_init__(self) -> None:
         require_hash("parent", self.parent)
         require_spine(self.spine)
-        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
-        require(
-            1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
-        )
+        if self.slices or self.contributors:
+            require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+            fits = 1 <= len(self.contributors) <= MAX_MEMBERS
+            require(fits, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}")
+        else:
+            require(1 <= self.ballot.attempt <= MAX_REWINDS, f"rewind {self.ballot.attempt}", f"1 to {MAX_REWINDS}")
         contributors = {entry.peer for entry in self.contributors}
         require(len(contributors) == len(self.contributors), "a peer twice among the contributors", "each once")
         require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
@@ -308,6 +315,11 @@ class CommitRecord:
         for part in self.slices if len(with_lanes) > 1 else ():
             omitted = {entry.peer for entry in part.omitted}
             require_once(entry.lanes for entry in with_lanes if entry.peer not in omitted)
+
+    @property
+    def rewind(self) -> int:
+        """The number of a rewind (R28), of which the record has neither slices nor contributors; 0 for the record of a round."""
+        return 0 if self.slices else self.ballot.attempt
 
     @property
     def agreed(self) -> Attestation | None:

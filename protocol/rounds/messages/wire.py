@@ -284,6 +284,7 @@ def glance_at_record(data: bytes) -> RecordGlance:
         CommitId(body.spine),
         array("Q", [entry.credited_tokens for entry in body.contributors]),
         Attestation(CommitId(attested[0]), Root(attested[1])) if is_named else None,
+        0 if body.slices else body.ballot.attempt,
     )
     return RecordGlance(
         UnitName(body.unit),

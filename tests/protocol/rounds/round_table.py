@@ -40,6 +40,7 @@ from protocol.rounds.events import (
 )
 from protocol.rounds.lineage.chain import open_leave
 from protocol.rounds.lineage.chain_link import ChainLink, genesis_link
+from protocol.rounds.lineage.hold import Hold
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, TreeNode, tree_of
 from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN, sum_in
@@ -256,7 +257,8 @@ class Seat:
     def progressed(self) -> Progressed:
         """How its training goes, and what everybody knows of standings."""
         upload, late_s = self.upload_bytes_per_s, self.late_upload_s
-        return Progressed(self.tokens, True, upload, late_upload_s=late_s, standings=self.table.standings)
+        standings, hold = self.table.standings, self.table.holds.get(self.peer)
+        return Progressed(self.tokens, True, upload, late_upload_s=late_s, standings=standings, hold=hold)
 
     def hear(self, sender: Seat, message: RoundMessage) -> tuple[Action, ...]:
         """A message of another seat, signed by it, arrives now."""
@@ -305,6 +307,9 @@ class Table:
         """Reducers that announce results whose bytes nobody gets."""
         self.standings: dict[PeerId, PeerStanding] = {}
         """Of the peers that are no keepers, as their credentials and everybody's knowledge have it."""
+
+        self.holds: dict[PeerId, Hold] = {}
+        """The host's hold, at those who know of it."""
 
         self.certified: dict[CommitId, bytes] = {}
         signers = sorted((HashSigner(b"seat %d" % i) for i in range(num_peers)), key=lambda s: s.peer_id)
@@ -519,7 +524,11 @@ class Table:
 
     def _note(self, certificate: Certificate) -> None:
         record = decode_record(certificate.record)
-        if not record.lone and self.certified.setdefault(record.parent, certificate.record) != certificate.record:
+        if (
+            not record.lone
+            and not record.rewind
+            and self.certified.setdefault(record.parent, certificate.record) != certificate.record
+        ):
             raise AssertionError(f"two records have a quorum on base {record.parent.hex()[:8]}")
 
     def _write_vote(self, seat: Seat, action: LogAck | LogPromise | LogLeave) -> None:

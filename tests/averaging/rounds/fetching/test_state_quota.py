@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from averaging.rounds.fetching.state_quota import STATES, StateQuota
-from averaging.rounds.lineage.round_context import RoundContext
+from averaging.rounds.lineage.round_context import HostWord, RoundContext
 from protocol.identity.standing import PeerStanding
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.messages.requests import FetchCommits, FetchHashes, FetchRequest, FetchState
@@ -22,7 +22,7 @@ WHOLE = FetchState(UNIT, 0, GRID.num_chunks, CommitId(b"c" * 32))
 
 
 def _quota() -> StateQuota:
-    tools = SimpleNamespace(standings=lambda: STANDINGS, clock=VirtualClock())
+    tools = SimpleNamespace(host_word=HostWord(lambda: STANDINGS), clock=VirtualClock())
     return StateQuota(GRID, cast("RoundContext", tools))
 
 

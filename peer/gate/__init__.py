@@ -1,0 +1,1 @@
+"""Words of the host's loss gate: kept, passed on to other peers, and given to the rounds."""
