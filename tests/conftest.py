@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis  # noqa: F401 - it looks through all objects when it is imported: here they are few yet
 import pytest
 import structlog
 import trio

@@ -20,11 +20,11 @@ from tests.forked import Forked
 NUM_ROUNDS = 10
 RUN_TOML = run_toml(
     "hidden",
-    44_000,
+    22_000,
     run={"min_members": 3},
     model={"vocab_size": 260},
     data={"tokenizer": "bytes", "heldout_every": 4},
-    round={"target_tokens": 768},
+    round={"target_tokens": 384},
 )
 ENTER = "import ctypes, os; assert ctypes.CDLL(None).setns(os.open('/run/netns/{}', os.O_RDONLY), 0x40000000) == 0"
 FIREWALL = (
