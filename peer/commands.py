@@ -139,8 +139,10 @@ def _join_now(config: PeerConfig, text: str, run: str, *, pieces: Sequence[str],
     with nullcontext() if config.reduce_only else early_worker() as worker:
         # Both import torch, which is slow, so they import in parallel.
         with frozen_imports():
+            from averaging.system.freed_memory import give_back_large_blocks
             from peer.daemon import run_peer
 
+        give_back_large_blocks()
         raise typer.Exit(run_peer(config, text, worker, run))
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.rounds.lineage.turns import by_turn, last_counted
+from protocol.rounds.messages.bounds import MAX_SLICES
 from protocol.rounds.messages.messages import Leave, Member, Proposal, SliceSpec, UnitHead
 from protocol.rounds.messages.record import CommitRecord, OmissionCode
 from protocol.rounds.messages.wire import decode_record
@@ -230,7 +231,8 @@ def expected_tokens(state: RoundState, members: Iterable[PeerId]) -> list[int]:
 
 def reducer_offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
     """Offers to reduce: from reachable members that let no attempt of ours run out of time, and from ourselves. If these are fewer
-    than half of the members, reachable peers that do not hold the unit fill up the number (R7).
+    than half of the members, reachable peers that do not hold the unit fill up the number (R7). Where as many others
+    offer as there may be slices, the leader has none, because it sends the record and the certificate.
     """
     config = state.config
     offers = [
@@ -238,7 +240,7 @@ def reducer_offers(state: RoundState, members: Mapping[PeerId, Member], now_s: f
         for peer in members
         if peer != config.me.peer and state.peers[peer].is_inbound_reachable and may_reduce(state, peer)
     ]
-    if config.is_inbound_reachable and may_reduce(state, config.me.peer):
+    if config.is_inbound_reachable and may_reduce(state, config.me.peer) and len(offers) < MAX_SLICES:
         offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
     num_missing = -(-len(members) // 2) - len(offers)
     if num_missing > 0 and len(members) > 1:

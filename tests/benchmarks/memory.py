@@ -9,7 +9,8 @@ shared memory and mapped files are told apart (memory_readings.py). Resident pea
 commit on; kinds of pages are looked at forty times a second.
 
 Disk writes of a commit are judged over as many commits as one state comes in, with a small model and short steps; `--writes`
-does only that. `--large` holds three rounds of one large model instead, in as little memory as a peer's settings allow.
+does only that. `--joining` looks at a newcomer alone. `--large` holds three rounds of one large model instead, in as little memory as
+a peer's settings allow.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -43,6 +44,7 @@ from tests.benchmarks.memory_rows import (
     beside_base,
     commit_write_rows,
     daemons,
+    joining_rows,
     kinds_rows,
     process_rows,
     promise_rows,
@@ -51,8 +53,8 @@ from tests.benchmarks.memory_rows import (
     value_row,
     whole_model_rows,
 )
-from tests.benchmarks.memory_runs import BATCH_TOKENS, CONTEXT_TOKENS, NUM_PEERS, Run, observe
-from tests.benchmarks.processes import open_children
+from tests.benchmarks.memory_runs import BATCH_TOKENS, CONTEXT_TOKENS, NUM_PEERS, Run, Seen, observe, observe_joining
+from tests.benchmarks.processes import Children, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 PLAIN_STEPS: Final = 3
@@ -60,6 +62,9 @@ FRAGMENTS: Final = 4
 SHORT_TOKENS: Final = 8
 SHORT_STEPS: Final = 4
 """Of runs that are watched for their disk writes alone, which do not depend on the text."""
+
+JOINED_COMMITS: Final = 4
+"""A newcomer replays them, and the first ones."""
 
 QUICK_AT_ONCE: Final = 3
 """Runs side by side: memory does not depend on how fast they go."""
@@ -124,12 +129,14 @@ def variants(model: LlamaConfig, commits: int) -> list[Run]:
     ]
 
 
-def measure(folder: Path, runs: Sequence[Run], at_once: int) -> list[Result]:
+def measure(
+    folder: Path, runs: Sequence[Run], at_once: int, look: Callable[[Children, Path, Run], Seen] = observe
+) -> list[Result]:
     """Each of the runs, some of them at once."""
     with ThreadPoolExecutor(at_once) as pool, ExitStack() as stack:
         children = [stack.enter_context(open_children(folder / f"logs-{place}")) for place in range(len(runs))]
         folders = [folder / f"run-{place}" for place in range(len(runs))]
-        return list(map(Result, runs, pool.map(observe, children, folders, runs)))
+        return list(map(Result, runs, pool.map(look, children, folders, runs)))
 
 
 def disk_write_rows(folder: Path, at_once: int) -> list[Row]:
@@ -137,6 +144,14 @@ def disk_write_rows(folder: Path, at_once: int) -> list[Row]:
     settings: dict[str, object] = {"peers": NUM_PEERS, "commits": COMMITS_A_GENERATION, "machine": machine()}
     found = measure(folder, writing(), at_once)
     return [row for result in found for row in commit_write_rows(result, settings)]
+
+
+def newcomer_rows(folder: Path, at_once: int) -> list[Row]:
+    """A newcomer's daemon alone, at 3M and 24M values."""
+    settings: dict[str, object] = {"peers": NUM_PEERS, "machine": machine()}
+    runs = [Run("int8", model, commits=JOINED_COMMITS, steps=SHORT_STEPS) for model in (TINY, SMALL)]
+    small, large = measure(folder, runs, at_once, observe_joining)
+    return joining_rows(small, large, {"from": small.num_values, "to": large.num_values, **settings})
 
 
 def table_rows(folder: Path, *, is_quick: bool) -> list[Row]:
@@ -186,6 +201,7 @@ def main(arguments: Sequence[str]) -> int:
         "--quick", action="store_true", help="3M and 24M values instead of 24M and 101M, several runs at once"
     )
     parser.add_argument("--large", action="store_true", help="three rounds of one large model instead")
+    parser.add_argument("--joining", action="store_true", help="a newcomer alone")
     parser.add_argument("--writes", action="store_true", help="disk writes of commits alone")
     parser.add_argument("--large-values", type=int, default=LARGE_VALUES, help="values of that model, about")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
@@ -197,6 +213,8 @@ def main(arguments: Sequence[str]) -> int:
         whole = Path(folder)
         if options.large:
             rows = large_rows(whole, options.large_values)
+        elif options.joining:
+            rows = newcomer_rows(whole, 1)
         elif options.writes:
             rows = disk_write_rows(whole, 1)
         else:

@@ -177,17 +177,29 @@ def whole_model_rows(small: Result, large: Result, plain: tuple[int, int], setti
     rows += kinds_rows(
         "host, writing a checkpoint", lambda seen: [_known(seen.host)], grown, {"resident": HOST}, settings
     )
-    rows += kinds_rows(
+    rows += joining_rows(small, large, settings)
+    together = grown(lambda seen: [peer.together for peer in seen.rounds]).values
+    rows.append(value_row("a peer's processes together", together, TOLD, settings))
+    return rows
+
+
+def joining_rows(small: Result, large: Result, settings: Mapping[str, object]) -> list[Row]:
+    """A newcomer's daemon, from two sizes."""
+
+    def grown(read: Read) -> Slope:
+        return slope(small, large, read)
+
+    until_trains = kinds_rows(
         "joining, until it trains",
         lambda seen: [_known(seen.joined)],
         grown,
         {"resident, without the mapping": JOIN},
         settings,
     )
-    rows += kinds_rows("joining, until its first commit", lambda seen: [_known(seen.joined_round)], grown, {}, settings)
-    together = grown(lambda seen: [peer.together for peer in seen.rounds]).values
-    rows.append(value_row("a peer's processes together", together, TOLD, settings))
-    return rows
+    until_commit = kinds_rows(
+        "joining, until its first commit", lambda seen: [_known(seen.joined_round)], grown, {}, settings
+    )
+    return [*until_trains, *until_commit]
 
 
 def _known(peaks: Peaks | None) -> Peaks:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGTERM
@@ -164,18 +165,35 @@ def observe(children: Children, directory: Path, run: Run) -> Seen:
     Raises:
         MachineError: something that must happen did not happen in time.
     """
+    with _swarm(children, directory, run) as swarm:
+        seen = watch_rounds(swarm, run)
+        if run.has_all:
+            seen = replace(seen, host=watch_checkpoint(swarm, run))
+            _pause(swarm, run)
+            seen = replace(seen, quiet=_between_rounds(swarm))
+            joined, joined_round = _third_peer(swarm, run)
+            seen = replace(seen, joined=joined, joined_round=joined_round)
+        return seen
+
+
+def observe_joining(children: Children, directory: Path, run: Run) -> Seen:
+    """As `observe`, for the peer that joins after the rounds alone."""
+    with _swarm(children, directory, run) as swarm:
+        _await_commits(swarm, run.first_commits + run.commits, run)
+        _pause(swarm, run)
+        joined, joined_round = _third_peer(swarm, run)
+        return Seen([], [], [], [], 0.0, joined=joined, joined_round=joined_round)
+
+
+@contextmanager
+def _swarm(children: Children, directory: Path, run: Run) -> Iterator[Swarm]:
+    """A host and two peers on this machine, in a new folder; they are killed at the end."""
     directory.mkdir(parents=True)
     places = Places(LOOPBACK, (Place(),) * NUM_PEERS, "loopback")
     flags = ("--device", "cpu", "--num-threads", "1", *run.peer_flags)
     swarm = start_swarm(children, directory, places, run.config, peer_environment={}, peer_flags=flags)
     try:
-        seen = watch_rounds(swarm, run)
-        if run.has_all:
-            seen = replace(seen, host=watch_checkpoint(swarm, run))
-            seen = replace(seen, quiet=_between_rounds(swarm, run))
-            joined, joined_round = _third_peer(swarm, run)
-            seen = replace(seen, joined=joined, joined_round=joined_round)
-        return seen
+        yield swarm
     finally:
         swarm.close_logs()
         children.kill_all()
@@ -228,8 +246,8 @@ def watch_checkpoint(swarm: Swarm, run: Run) -> Peaks:
     return Peaks(peak_bytes(host["host"]), watch.most["host"])
 
 
-def _between_rounds(swarm: Swarm, run: Run) -> list[PeerPeaks]:
-    """Both peers in a long gap between two rounds, which a pause of their owners makes."""
+def _pause(swarm: Swarm, run: Run) -> None:
+    """The owners pause both peers."""
     for peer in swarm.peers.values():
         write_pause(peer.state_dir, OwnerPause())
 
@@ -239,6 +257,10 @@ def _between_rounds(swarm: Swarm, run: Run) -> list[PeerPeaks]:
 
     if not wait_until(is_paused, run.limit_s, POLL_S):
         raise MachineError("a peer that does not pause", "one that does", "look at its log")
+
+
+def _between_rounds(swarm: Swarm) -> list[PeerPeaks]:
+    """Both peers in a long gap between two rounds, which a pause of their owners makes."""
     indices = None
     while (now := _indices(swarm)) != indices:  # a round that was open when they paused may still commit
         indices = now

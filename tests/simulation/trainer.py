@@ -112,6 +112,7 @@ class SimulatedTrainer:
         self._moving = trio.Lock()
         self._switches: dict[int, Switch] = {}
         self._has_died = False
+        self._num_deaths = self._deaths_at_snapshot = 0
         self.last_snapshot: Tokens = []
         self.dropped: dict[str, Tokens] = {}
         """Tokens that it gave up, by reason."""
@@ -166,7 +167,7 @@ class SimulatedTrainer:
         """The training process died: it is back at the anchor, and the next shift was made for another theta."""
         self._sync()
         self._start_from(self._anchor_N, DIED)
-        self._has_died = True
+        self._has_died, self._num_deaths = True, self._num_deaths + 1
 
     def _start_from(self, anchor_N: torch.Tensor | None, reason: str) -> None:
         if anchor_N is not None:
@@ -177,10 +178,10 @@ class SimulatedTrainer:
         self._ready = []
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
-        """theta <- anchor; what was ready is lost, which only a switch may ask for."""
+        """theta <- anchor; what was ready is lost, which only a switch may ask for, or a death since the last snapshot."""
         async with self._moving:
             await self._stand_still(self._costs.shift_steps)
-            self._load(anchor_N, UNNAMED)
+            self._load(anchor_N, DIED if self._num_deaths > self._deaths_at_snapshot else UNNAMED)
 
     def _load(self, anchor_N: torch.Tensor, reason: str) -> None:
         self._has_died = False
@@ -200,7 +201,7 @@ class SimulatedTrainer:
 
     async def _snapshot(self) -> Snapshot:
         self._sync()
-        self._has_died = False
+        self._has_died, self._deaths_at_snapshot = False, self._num_deaths
         boundary_s = self._began_s + (self._next_step + 1 - self._first_step) * self._step_s
         while (wait_s := boundary_s - self._process.awake_s()) > _ROUNDING_S:
             await self._timers.sleep(wait_s)
@@ -273,4 +274,5 @@ class SimulatedTrainer:
         self._sync()
         trained = (self._next_step - self._first_step) * STEP_TOKENS
         ready = accounting.count(self._ready)
-        return TrainerProgress(ready, trained, 1.0, self._tokens_per_s, 0, "training", "")
+        deaths, has_theta = self._num_deaths, not self._has_died
+        return TrainerProgress(ready, trained, 1.0, self._tokens_per_s, deaths, "training", "", has_theta=has_theta)

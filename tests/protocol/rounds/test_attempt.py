@@ -8,6 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from protocol.ids import PeerId
+from protocol.rounds import participants
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, RoundTicked
 from protocol.rounds.lineage.quorum import tie_holder
 from protocol.rounds.liveness import LONGER
@@ -47,6 +48,18 @@ def test_an_attempt_names_every_caught_up_member_and_cuts_the_vector_among_those
     _, proposal = _proposed(table)
     assert {m.peer for m in proposal.members} == set(table.seats)
     assert {part.reducer for part in proposal.slices} == set(table.seats) - {behind_nat.peer}
+
+
+@pytest.mark.parametrize("most_slices", [4, 5])
+def test_a_leader_reduces_unless_as_many_others_may_as_there_are_slices(
+    most_slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends the record and the certificate to many others, and would be the busiest peer by far."""
+    monkeypatch.setattr(participants, "MAX_SLICES", most_slices)
+    table = Table(5)
+    opener, proposal = _proposed(table)
+    assert ({part.reducer for part in proposal.slices} == set(table.seats) - {opener.peer}) == (most_slices == 4)
+    table.run_until(lambda: table.all_at(1))
 
 
 def test_a_slow_member_that_brings_nothing_does_not_make_its_leaders_cap_too_low() -> None:
