@@ -83,7 +83,7 @@ class PeerConfig(PlaceConfig):
 
     split: WishedSplit = "auto"
     """How several cards train: as islands, each with a model of its own, or as one model, with its parameters shared out (shard), also
-    each text (context) or each product (tensor). auto takes what is fast and fits.
+    each text (context) or each product (tensor). auto takes what is fast and fits. Each card holds the whole stage of a pipeline run.
     """
 
     compile: Switch = "auto"

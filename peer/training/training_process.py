@@ -164,6 +164,9 @@ class TrainingProcess:
         os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
         self.vectors = SharedVectors(self._memory_fd, num_elements)
         self._processes: tuple[subprocess.Popen[bytes], ...] = ()
+        self._next: list[WorkerProcess] = []
+        """Processes for the next life of several, which import while this one ends."""
+
         self._stop_within_s = STOP_WITHIN_S + min(MOST_SAVE_S, 4 * num_elements / SAVED_BYTES_PER_S)
 
     @property
@@ -191,7 +194,7 @@ class TrainingProcess:
             OSError: the system cannot create a process.
             LocalProtocolError: it sent an invalid message.
         """
-        worker, self._early = self._early or start_worker(self._memory_fd), None
+        (worker,) = self._start(1)
         self._processes = (worker.process,)
         stream = _stream_of(worker)
         try:
@@ -228,7 +231,7 @@ class TrainingProcess:
             meeting_roots(plan.moments_file.parent if plan.moments_file is not None else None)
         ) as meeting:
             workers = self._start(len(devices))
-            life = _Together(workers, listen, self._stop_within_s)
+            life = _Together(workers, listen, self._stop_within_s, partial(self._prepare, len(devices)))
             self._processes = tuple(worker.process for worker in workers)
 
             def begin() -> None:
@@ -243,19 +246,27 @@ class TrainingProcess:
                 self._processes = ()
 
     def _start(self, num_ranks: int) -> list[WorkerProcess]:
-        """Start all, or none. The early process is the first."""
-        workers: list[WorkerProcess] = []
+        """Start all, or none. The early process is the first; then come those that were prepared and still wait for a plan."""
+        early, self._early = self._early, None
+        workers = [early] if early is not None else []
+        waiting, self._next = self._next, []
+        alive = [worker for worker in waiting if worker.process.poll() is None]
+        workers += alive[: num_ranks - len(workers)]
         try:
             while len(workers) < num_ranks:
-                worker, self._early = self._early or start_worker(self._memory_fd), None
-                workers.append(worker)
+                workers.append(start_worker(self._memory_fd))
         except OSError:
-            for worker in workers:
-                worker.channel.close()
-                worker.process.kill()
-                worker.process.wait()
+            _discard(workers)
             raise
+        finally:
+            _discard([worker for worker in waiting if worker not in workers])
         return workers
+
+    def _prepare(self, num_ranks: int) -> None:
+        """Start the processes of the next life: their imports take longer than the end of this one."""
+        with suppress(OSError):  # the next life tries again, and tells
+            while len(self._next) < num_ranks:
+                self._next.append(start_worker(self._memory_fd))
 
     def kill(self) -> None:
         """Kill the running processes, if any. Their life is over then."""
@@ -264,18 +275,30 @@ class TrainingProcess:
 
     def close(self) -> None:
         """Free the shared memory."""
+        _discard(self._next)
+        self._next.clear()
         os.close(self._memory_fd)
 
 
+def _discard(workers: Sequence[WorkerProcess]) -> None:
+    """End processes that have no plan. Blocks for a moment."""
+    for worker in workers:
+        worker.channel.close()
+        worker.process.kill()
+        worker.process.wait()
+
+
 class _Together:
-    """One life of several processes."""
+    """One life of several processes. `prepare` is called once it is about to end by itself."""
 
     def __init__(
         self,
         workers: Sequence[WorkerProcess],
         listen: Listen,
         stop_within_s: float,
+        prepare: Callable[[], None],
     ) -> None:
+        self._prepare = prepare
         self._processes = [worker.process for worker in workers]
         self.streams = [_stream_of(worker) for worker in workers]
         self._listen, self._stop_within_s = listen, stop_within_s
@@ -290,6 +313,7 @@ class _Together:
                 nursery.start_soon(self._one, rank, plan, _nothing if rank else begin)
             nursery.start_soon(self._watch_frozen)
             await self._ended.wait()
+            self._prepare()
             with trio.move_on_after(SAYS_WHY_WITHIN_S):
                 while self._refused is None and cause_of_end(self._ends, len(self._processes)) is None:
                     self._ended = trio.Event()

@@ -43,7 +43,7 @@ def doomed_ranks(folder: Path) -> Iterator[Path]:
     file = folder / "doom"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DOOM_VARIABLE, str(file))
-        with open_forked("tests.contract.doomed_worker", "torch.distributed.fsdp") as forked:
+        with open_forked("tests.contract.doomed_worker", "peer.training.ranks.ranked_replica") as forked:
             patch.setattr(training_process, "start_worker", forked.start_worker)
             yield file
 

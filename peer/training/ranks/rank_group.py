@@ -76,7 +76,7 @@ class RankGroup:
         return b"".join(self.share(data[begin : begin + MOST_BYTES]) for begin in range(0, num_bytes, MOST_BYTES))
 
     def gather_all(self, data: bytes) -> list[bytes]:
-        """As `gather`, of equal length on all ranks, which may be any."""
+        """As `gather`, of any length above 0 that is the same on all ranks."""
         parts = [self.gather(data[begin : begin + MOST_BYTES]) for begin in range(0, len(data), MOST_BYTES)]
         return [b"".join(of_rank) for of_rank in zip(*parts, strict=True)]
 

@@ -79,6 +79,7 @@ class RankedReplica(Replica):
         self._names = [spec.name for spec in schema.tensors]
         self._split_dims = self._sharded.split_dims(self._names)
         super().__init__(self._sharded.model, schema, inner, plan)
+        self.device = device  # also where its rows lie in the machine's memory
 
     # --- what differs from one process ---
 
@@ -89,9 +90,6 @@ class RankedReplica(Replica):
             if tuple(parameter.shape) != box.shape:
                 raise LocalProtocolError(f"{tuple(parameter.shape)} of {spec.name} on a rank", f"{box.shape}")
         return found
-
-    def _own_device(self) -> torch.device:
-        return self._card if self.plan.offload == "all" else super()._own_device()
 
     def _own_optimizer(self, inner: InnerSection) -> Optimizer:
         boxes = [

@@ -242,7 +242,7 @@ async def test_the_end_of_one_rank_is_the_end_of_all_and_the_reason(
         ranks[culprit].end(-9)
 
     assert await _life(tmp_path, fakes, act) == Ended(culprit, words)
-    assert [rank.killed for rank in fakes.ranks] == [rank != culprit for rank in range(3)]
+    assert [rank.killed for rank in fakes.ranks[:3]] == [rank != culprit for rank in range(3)]
 
 
 async def test_if_only_echoes_are_heard_all_are_killed_after_a_moment(tmp_path: Path, fakes: FakeRanks) -> None:
@@ -286,7 +286,7 @@ async def test_each_rank_has_its_place_its_device_and_its_threads_and_all_meet_i
         ranks[0].end()
 
     await _life(tmp_path, fakes, act)
-    plans = [rank.plan for rank in fakes.ranks if rank.plan is not None]
+    plans = [rank.plan for rank in fakes.ranks[:3] if rank.plan is not None]
     assert [(plan.rank, plan.device) for plan in plans] == [(0, "cpu"), (1, "cpu"), (2, "cuda:1")]
     assert [plan.num_threads for plan in plans] == [2, 2, 2]
     assert plans[0].meeting is not None
@@ -307,6 +307,35 @@ def test_ranks_on_the_cpu_share_its_cores_if_no_number_is_given(
     assert threads("cuda:0", "cuda:1") == [0, 0]
     with pytest.raises(LocalProtocolError, match="3 devices"):
         threads("cpu", "cpu", "cpu")
+
+
+@pytest.mark.parametrize("num_left", [1, 2, 3])
+async def test_the_processes_of_the_next_life_import_while_one_ends_and_those_that_it_does_not_need_are_ended(
+    tmp_path: Path, fakes: FakeRanks, num_left: int
+) -> None:
+    plan = training_plan(tmp_path, mesh=Mesh(shard=3))
+    process = TrainingProcess(plan.units.whole.num_elements)
+    seen: list[tuple[int, ...]] = []
+
+    async def live(num_ranks: int) -> None:
+        await process.live_together(
+            plan.model_copy(update={"mesh": Mesh(shard=num_ranks)}), ("cpu",) * num_ranks, _said
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live, 3)
+        await trio.testing.wait_all_tasks_blocked()
+        fakes.ranks[1].end(-9)
+    assert len(fakes.ranks) == 6
+    fakes.ranks[4].end()
+    with trio.move_on_after(0.2):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live, num_left)
+            await trio.testing.wait_all_tasks_blocked()
+            seen.append(process.pids)
+    process.close()
+    assert seen == [((2003,), (2003, 2005), (2003, 2005, 2006))[num_left - 1]]
+    assert all(rank.code is not None for rank in fakes.ranks)
 
 
 async def test_a_daemon_that_leaves_lets_all_ranks_say_goodbye(tmp_path: Path, fakes: FakeRanks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peer.training.plan.layout import Mesh
-from peer.training.ranks.rank_group import RankGone, RankGroup, alone, meet
+from peer.training.ranks.rank_group import MOST_BYTES, ORDERS_NAME, RankGone, RankGroup, alone, meet
 
 
 def _all(folder: Path, mesh: Mesh, work: Callable[[RankGroup], object]) -> list[object]:
@@ -38,6 +39,16 @@ def test_the_first_ranks_bytes_reach_everybody(short_path: Path) -> None:
 def test_everybodys_bytes_reach_the_first_rank_in_order(short_path: Path) -> None:
     found = _all(short_path, Mesh(shard=2, tensor=2), lambda group: group.gather(str(group.rank).encode()))
     assert found == [[b"0", b"1", b"2", b"3"], [], [], []]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, MOST_BYTES, 2 * MOST_BYTES + 5])
+def test_bytes_of_any_length_pass_both_ways(short_path: Path, num_bytes: int) -> None:
+    data = random.Random(1).randbytes(num_bytes)
+    assert _all(short_path, Mesh(shard=3), lambda group: group.share_all(data if group.is_first else b"")) == [data] * 3
+    (short_path / ORDERS_NAME).unlink()
+    if num_bytes:
+        found = _all(short_path, Mesh(shard=3), lambda group: group.gather_all(data[:-1] + bytes([group.rank])))
+        assert found == [[data[:-1] + bytes([rank]) for rank in range(3)], [], []]
 
 
 @pytest.mark.parametrize("said", [(True, True), (True, False), (False, True)])
