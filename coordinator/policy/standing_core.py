@@ -1,4 +1,5 @@
-"""The standing of peers that came by the open door: counted work over some days makes a stranger a member.
+"""The standing of peers that came by the open door: counted work over some days, or work that auditors did again, makes a stranger a
+member.
 
 Only a new credential changes a standing, so it is decided when one is asked for. Keepers are made by invites alone.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.policy.audited_work_core import NOT_AUDITED, AuditedWork
 from protocol.identity.standing import PeerStanding
 
 
@@ -35,18 +37,25 @@ class WorkDay:
     brought_tokens: int
 
 
-def standing_after(standing: PeerStanding, days: Sequence[WorkDay], rules: StandingRules) -> PeerStanding:
-    """The standing of a peer with this work. A member whose newest days are below the kept share is a stranger again.
+def standing_after(
+    standing: PeerStanding, days: Sequence[WorkDay], rules: StandingRules, audited: AuditedWork = NOT_AUDITED
+) -> PeerStanding:
+    """The standing of a peer with this work. A member whose newest days are below the kept share is a stranger again, and so is one
+    that auditors put aside.
 
     Args:
         days: all days on which work of the peer was counted, the oldest first.
+        audited: the findings of auditors.
     """
     if standing is PeerStanding.KEEPER:
         return standing
+    if audited.is_doubted:
+        return PeerStanding.STRANGER
     full = [day for day in days if day.credited_tokens >= rules.member_day_tokens]
     newest = days[-rules.member_days :]
     is_kept = kept_percent(newest) >= rules.kept_percent
-    return PeerStanding.MEMBER if len(full) >= rules.member_days and is_kept else PeerStanding.STRANGER
+    is_known = len(full) >= rules.member_days or audited.makes_member
+    return PeerStanding.MEMBER if is_known and is_kept else PeerStanding.STRANGER
 
 
 def kept_percent(days: Sequence[WorkDay]) -> float:
