@@ -30,7 +30,7 @@ from coordinator.policy.door import (
     may_check,
     why_aside,
 )
-from coordinator.policy.standing_core import StandingRules, standing_after
+from coordinator.policy.standing_core import PeerTrust, StandingRules, standing_after
 from protocol.errors import RefusedError, TemporaryError
 from protocol.identity.credential import CredentialRequest
 from protocol.identity.identity import public_key_from_peer_id
@@ -106,6 +106,8 @@ class OpenDoor:
         self._questions = ByteQuota(QUESTIONS, QUESTIONS / QUESTIONS_PER_S, lambda _: True, clock.monotonic_s)
         self._one = trio.Lock()
         self._juniors: Mapping[PeerId, PeerStanding] = {}
+        self.trust: Mapping[PeerId, PeerTrust] = {}
+        """Of all peers that came by the door. Another mapping replaces it at each change."""
 
     async def restore(self) -> None:
         """Read who came by the door.
@@ -114,6 +116,9 @@ class OpenDoor:
             StorageError: the ledger cannot be read.
         """
         self._juniors = await self._ledger.run(juniors)
+        known, strangers = self._juniors, self._strangers()
+        audited = await self._ledger.run(lambda ledger: audited_in(ledger, known, strangers))
+        self.trust = {peer: PeerTrust(standing, audited[peer]) for peer, standing in known.items()}
 
     @property
     def juniors(self) -> Mapping[PeerId, PeerStanding]:
@@ -236,6 +241,7 @@ class OpenDoor:
     def forget(self, peers: Collection[PeerId]) -> None:
         """These peers are keepers from now on, in memory; the ledger says so already."""
         self._juniors = {peer: standing for peer, standing in self._juniors.items() if peer not in peers}
+        self.trust = {peer: trust for peer, trust in self.trust.items() if peer not in peers}
 
     def _issued(
         self,

@@ -119,7 +119,8 @@ class CoordinatorService:
         self._probes = Probes(clock)
         self._verdicts: WorkVerdicts | None = None
         if door is not None:
-            self._verdicts = WorkVerdicts(tracker, run.run_id, ledger, run.verifier, clock, lambda: door.juniors)
+            verifier, changed = run.verifier, door.restore
+            self._verdicts = WorkVerdicts(tracker, run.run_id, ledger, verifier, clock, lambda: door.juniors, changed)
         self.strangers = DoorCalls(run, tracker, clock, door, self._welcome)
         """The calls of peers without an invite."""
 

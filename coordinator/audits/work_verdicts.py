@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,9 @@ def verdict_problem(
 
 @dataclass(frozen=True)
 class WorkVerdicts:
-    """The verdicts of one run. `standings` tells those of peers that are no keepers, as they are now."""
+    """The verdicts of one run. `standings` tells those of peers that are no keepers, as they are now; `changed` is called after each
+    verdict that is kept.
+    """
 
     tracker: RunTracker
     run_id: RunId
@@ -53,6 +55,7 @@ class WorkVerdicts:
     verifier: Verifier
     clock: Clock
     standings: Callable[[], Mapping[PeerId, PeerStanding]]
+    changed: Callable[[], Awaitable[None]]
 
     async def take(self, sealed: bytes) -> None:
         """Take a verdict that an admitted peer signed. A known one changes nothing.
@@ -75,3 +78,4 @@ class WorkVerdicts:
             raise problem
         now_unix_s = int(self.clock.unix_s())
         await self.ledger.run(lambda ledger: put_verdict(ledger, envelope.sender, verdict, now_unix_s=now_unix_s))
+        await self.changed()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from coordinator.policy.audited_work_core import NOT_AUDITED, AuditedWork
+from coordinator.policy.audited_work_core import MEMBER_PASSES, NOT_AUDITED, AuditedWork
 from protocol.identity.standing import PeerStanding
 
 
@@ -35,6 +36,36 @@ class WorkDay:
     day: int
     credited_tokens: int
     brought_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTrust:
+    """The run's trust in a peer, for screens."""
+
+    standing: PeerStanding = PeerStanding.KEEPER
+    audited: AuditedWork = NOT_AUDITED
+
+    @property
+    def reason(self) -> str:
+        """Why it stands so, in words."""
+        if self.standing is PeerStanding.KEEPER:
+            return "it came with an invite"
+        if self.audited.is_doubted:
+            return "auditors did its work again and found other work"
+        if self.standing is PeerStanding.MEMBER:
+            return "its work passed audits" if self.audited.makes_member else "its work was counted for some days"
+        passes = f"; {self.audited.num_passes} of {MEMBER_PASSES} audits passed" if self.audited.num_passes else ""
+        return f"it came by the open door, and its work was not counted for long{passes}"
+
+    @property
+    def row(self) -> dict[str, object]:
+        """The part of a peer's row in JSON that tells its standing."""
+        passed, failed = self.audited.num_passes, self.audited.num_fails
+        words = {"standing": self.standing.word, "standing_reason": self.reason}
+        return {**words, "audits_passed": passed, "audits_failed": failed}
+
+
+KEEPERS_TRUST: Final = PeerTrust()
 
 
 def standing_after(

@@ -273,6 +273,9 @@ async def test_work_that_auditors_did_again_makes_a_member_on_the_first_day(
         _verdicts(host, one.peer_id, [0.0], first=10)
         _work(host, one, [1])
         assert (await _renew(host, one)).standing is PeerStanding.MEMBER, "one auditor may err"
+        assert host.door is not None
+        trust = host.door.trust[one.peer_id]
+        assert (trust.standing, trust.audited.num_passes, trust.audited.num_fails) == (PeerStanding.MEMBER, 10, 1)
 
 
 async def test_a_peer_whose_work_two_auditors_did_not_find_gets_no_credential_for_a_day_and_is_told_why(

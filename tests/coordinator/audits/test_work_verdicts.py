@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import trio
 
 from coordinator.audits.work_verdicts import WorkVerdicts, verdict_problem
 from coordinator.ledger.ledger import open_ledger
@@ -77,7 +78,7 @@ async def test_the_first_verdict_of_an_auditor_about_a_contribution_is_kept(
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         tracker = cast("RunTracker", SimpleNamespace(chain=chain))
         writer = LedgerWriter(ledger, InlineOffload())
-        verdicts = WorkVerdicts(tracker, RUN_ID, writer, HashVerifier(), VirtualClock(), dict)
+        verdicts = WorkVerdicts(tracker, RUN_ID, writer, HashVerifier(), VirtualClock(), dict, trio.lowlevel.checkpoint)
         await verdicts.take(_sealed(signer, _verdict()))
         await verdicts.take(_sealed(signer, _verdict(gap_ppm=-500_000)))
         (kept,) = verdict_rows(ledger)
