@@ -6,7 +6,7 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,10 +46,7 @@ from coordinator.admission.addresses import (
     public_url,
     settle_addresses,
 )
-from coordinator.admission.invites import (
-    InviteAddresses,
-    known_reach,
-)
+from coordinator.admission.invites import InviteAddresses, known_reach
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.audits.sum_judge import judge_sums
@@ -76,6 +73,7 @@ from coordinator.host_view import (
     public_source,
     pusher_of,
     shown_view,
+    trust_now,
 )
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
@@ -119,6 +117,7 @@ if TYPE_CHECKING:
     from coordinator.experts.unit_keeper import UnitKeeper
     from coordinator.ledger.work_keeper import WorkKeeper
     from coordinator.policy.config import HostConfig
+    from coordinator.policy.standing_core import PeerTrust
     from coordinator.status.leaders import Leader
 
 _log = structlog.get_logger()
@@ -222,7 +221,9 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
         trio.open_nursery() as services,
     ):
         pusher = pusher_of(host)
-        look = partial(_look, host, node, server, pusher, partial(leaders_now, host, door, work_days))
+        look = partial(
+            _look, host, node, server, pusher, partial(leaders_now, host, door, work_days), partial(trust_now, door)
+        )
         cards = CardList(host.clock.unix_s) if config.keep_list else None
         source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page, cards=cards)
         urls = await services.start(serve_http, listener, status_app(source))
@@ -346,6 +347,7 @@ def _look(
     server: RpcServer,
     pusher: Pusher | None,
     leaders: Callable[[], Sequence[Leader]],
+    trust: Callable[[], Mapping[PeerId, PeerTrust]],
 ) -> Moment:
     traffic = node.traffic()
     counts = Counts(
@@ -357,7 +359,7 @@ def _look(
         bulk=traffic.bulk,
         control=traffic.control,
     )
-    now_s, past, reach = host.clock.monotonic_s(), host.memory.past, host.events.reach
+    now_s, past, reach = host.clock.monotonic_s(), replace(host.memory.past, trust=trust()), host.events.reach
     disk, scores, push = host.disk, host.scores.curves(), pusher.state if pusher is not None else None
     picture, energy = host.tracker.picture(), host.tracker.energy.sums()
     trouble = disk.sentence(now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.ledger.work_keeper import WorkKeeper
 from coordinator.policy.door import DAY_S
+from coordinator.policy.standing_core import PeerTrust
 from coordinator.progress.chain_log import followed
 from coordinator.progress.links.known_links import NOTHING_FOLLOWED
 from coordinator.progress.run_core import Phase
@@ -328,6 +329,11 @@ def leaders_now(host: HostDaemon, door: OpenDoor | None, work_days: WorkKeeper |
     if door is None or work_days is None:
         return ()
     return leaders_of(work_days.days, host.memory.past.chosen, door.juniors)
+
+
+def trust_now(door: OpenDoor | None) -> Mapping[PeerId, PeerTrust]:
+    """The trust in peers that came by the door of an open run; none in a run by invite."""
+    return {} if door is None else door.trust
 
 
 async def listed(host: HostDaemon, reach: InviteAddresses) -> None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from protocol.identity.chosen_name import called
 from protocol.identity.names import peer_name
+from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
 from protocol.tables import bits, duration, in_bytes, number, printable, short_count, whole
 
@@ -218,7 +219,23 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
         header.insert(6, "LEFT OUT")
         shown = [[*cell[:6], _percent(row.get("left_out")), *cell[6:]] for cell, row in zip(shown, rows, strict=True)]
     right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "LEFT OUT"})
-    return [*table(header, shown, right=right), *_chosen_tables(rows)]
+    return [*table(header, shown, right=right), *_standing_table(rows), *_chosen_tables(rows)]
+
+
+def _standing_table(rows: Sequence[Row]) -> list[str]:
+    """The standing of each peer that came by the open door, the audits of its work, and why; nothing in a run by invite. Only a host
+    knows of audits, and why.
+    """
+    juniors = [row for row in rows if row.get("standing") not in (None, "", PeerStanding.KEEPER.word)]
+    if not juniors:
+        return []
+    header, columns = ("NAME", "STANDING", "PASSED", "FAILED", "WHY"), ("audits_passed", "audits_failed")
+    cells = [
+        [row.get("name") or "?", row.get("standing"), *(whole(row.get(column)) for column in columns)]
+        for row in juniors
+    ]
+    why = [[*cell, row.get("standing_reason") or "-"] for cell, row in zip(cells, juniors, strict=True)]
+    return ["", *table(header, why, right=frozenset({"PASSED", "FAILED"}))]
 
 
 def _at_work(row: Row) -> tuple[str, str, str]:

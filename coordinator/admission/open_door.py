@@ -17,6 +17,7 @@ import trio
 from averaging.network.pacing.byte_quota import ByteQuota
 from coordinator.ledger.juniors import admit_junior, door_facts, junior_of, juniors, renew_junior, work_days
 from coordinator.ledger.ledger import Applicant, Ledger
+from coordinator.ledger.verdict_rows import audited_in
 from coordinator.policy.admission import AdmissionDecision, Verdict
 from coordinator.policy.door import (
     DAY_S,
@@ -27,8 +28,9 @@ from coordinator.policy.door import (
     decide_return,
     decide_stranger,
     may_check,
+    why_aside,
 )
-from coordinator.policy.standing_core import StandingRules, standing_after
+from coordinator.policy.standing_core import PeerTrust, StandingRules, standing_after
 from protocol.errors import RefusedError, TemporaryError
 from protocol.identity.credential import CredentialRequest
 from protocol.identity.identity import public_key_from_peer_id
@@ -106,6 +108,8 @@ class OpenDoor:
         self._questions = ByteQuota(QUESTIONS, QUESTIONS / QUESTIONS_PER_S, lambda _: True, clock.monotonic_s)
         self._one = trio.Lock()
         self._standings = standings
+        self.trust: Mapping[PeerId, PeerTrust] = {}
+        """Of all peers that came by the door. Another mapping replaces it at each change."""
 
     async def restore(self) -> None:
         """Read who came by the door.
@@ -113,7 +117,11 @@ class OpenDoor:
         Raises:
             StorageError: the ledger cannot be read.
         """
-        self._standings.take(await self._ledger.run(juniors))
+        known = await self._ledger.run(juniors)
+        self._standings.take(known)
+        strangers = self._strangers()
+        audited = await self._ledger.run(lambda ledger: audited_in(ledger, known, strangers))
+        self.trust = {peer: PeerTrust(standing, audited[peer]) for peer, standing in known.items()}
 
     @property
     def juniors(self) -> Mapping[PeerId, PeerStanding]:
@@ -166,6 +174,18 @@ class OpenDoor:
         """Refuse early: a full door costs no check."""
         facts = await self._ledger.run(lambda ledger: door_facts(ledger, peer, prefix, int(now_unix_s)))
         _raise_if_refused(decide_stranger(facts, self._rules, now_unix_s))
+        await self._require_fine(peer, now_unix_s)
+
+    async def _require_fine(self, peer: PeerId, now_unix_s: float) -> None:
+        """Refuse a peer that came by the door and that auditors put aside."""
+        if peer not in self.juniors:
+            return
+        found = await self._ledger.run(lambda ledger: audited_in(ledger, [peer], self._strangers()))
+        if (error := why_aside(found[peer], now_unix_s)) is not None:
+            raise error
+
+    def _strangers(self) -> list[PeerId]:
+        return [peer for peer, standing in self.juniors.items() if standing is PeerStanding.STRANGER]
 
     async def _check_answer(self, found: Challenge, public_key: bytes, number: int, prefix: str) -> None:
         now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_s()
@@ -183,7 +203,7 @@ class OpenDoor:
         """A new credential for a peer that came by the door, with the standing that its work has earned; empty for keepers.
 
         Raises:
-            RefusedError: its place has ended, or nothing of it was counted.
+            RefusedError: its place has ended, nothing of it was counted, or auditors put it aside.
             StorageError: the ledger cannot be written.
         """
         peer, now_unix_s = asked.peer_id, self._clock.unix_s()
@@ -196,9 +216,11 @@ class OpenDoor:
             decision = decide_return(junior, now_unix_s)
             if decision.verdict is Verdict.REFUSE:
                 return decision, b""
-            standing = standing_after(junior.standing, work_days(ledger, peer), self._standing_rules)
+            audited = audited_in(ledger, [peer], self._strangers())[peer]
+            standing = standing_after(junior.standing, work_days(ledger, peer), self._standing_rules, audited)
             return decision, renew_junior(ledger, peer, standing, junior, issue, now_unix_s=int(now_unix_s))
 
+        await self._require_fine(peer, now_unix_s)
         decision, credential = await self._ledger.run(renewed)
         _raise_if_refused(decision)
         before = self.juniors.get(peer)
@@ -218,6 +240,7 @@ class OpenDoor:
     def forget(self, peers: Collection[PeerId]) -> None:
         """These peers are keepers from now on, in memory; the ledger says so already."""
         self._standings.take({peer: standing for peer, standing in self.juniors.items() if peer not in peers})
+        self.trust = {peer: trust for peer, trust in self.trust.items() if peer not in peers}
 
     def _issued(
         self,

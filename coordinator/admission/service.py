@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from averaging.release import installed_release
 from coordinator.admission.door_calls import DoorCalls
 from coordinator.admission.probes import Probes
+from coordinator.audits.work_verdicts import WorkVerdicts
 from coordinator.ledger.juniors import restore_junior
 from coordinator.ledger.ledger import Applicant, Ledger
 from coordinator.ledger.recorded_bans import RecordedBans, recorded_bans
@@ -45,6 +46,7 @@ from protocol.host.calls import (
 from protocol.host.host_statements import NO_GATE_NEWS, RevocationNews
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.reports import HELPING, PeerReport, decode_report, encode_report_reply
+from protocol.host.work_verdict import VERDICT_DOMAIN
 from protocol.identity.credential import check_credential, open_request
 from protocol.identity.envelope import MAX_GUARDED_SENDERS, Envelope, ReplayGuard, open_envelope, session_of, superseded
 from protocol.identity.identity import public_key_from_peer_id
@@ -115,6 +117,10 @@ class CoordinatorService:
         self._replays = {domain: ReplayGuard(max(MAX_GUARDED_SENDERS, most)) for domain in domains}
         self._bans = RecordedBans()
         self._probes = Probes(clock)
+        self._verdicts: WorkVerdicts | None = None
+        if door is not None:
+            verifier, changed = run.verifier, door.restore
+            self._verdicts = WorkVerdicts(tracker, run.run_id, ledger, verifier, clock, lambda: door.juniors, changed)
         self.strangers = DoorCalls(run, tracker, clock, door, self._welcome)
         """The calls of peers without an invite."""
 
@@ -128,6 +134,7 @@ class CoordinatorService:
             "ListCheckpoints": self.list_checkpoints,
             "Describe": self.describe,
             "Score": self.score,
+            "Verdict": self.verdict,
             "Challenge": self.strangers.challenge,
         }
 
@@ -310,6 +317,17 @@ class CoordinatorService:
             raise RefusedError("a score in a run without tasks", "a run with [[evaluate]]")
         await self._scores.take(envelope.raw)
         return pb.ScoreReply().SerializeToString()
+
+    async def verdict(self, request: bytes) -> bytes:
+        """Take an auditor's signed verdict about work that it did again. Raises as `WorkVerdicts.take`, and RefusedError if the peer
+        was never admitted or is banned.
+        """
+        envelope, credential = self._open_envelope(request, VERDICT_DOMAIN)
+        await self._standing(envelope, credential, may_be_banned=False)
+        if self._verdicts is None:
+            raise RefusedError("a verdict about work in a run by invite", "an open run")
+        await self._verdicts.take(envelope.raw)
+        return pb.WorkVerdictReply().SerializeToString()
 
     async def list_checkpoints(self, request: bytes) -> bytes:
         """The checkpoints on the host's disk. Raises as `report`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -63,6 +63,11 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE work (
         peer TEXT NOT NULL, day INTEGER NOT NULL, credited_tokens INTEGER NOT NULL, brought_tokens INTEGER NOT NULL,
         PRIMARY KEY (peer, day)) STRICT;
+    """,
+    """
+    CREATE TABLE verdicts (
+        auditor TEXT NOT NULL, contributor TEXT NOT NULL, commit_id BLOB NOT NULL, gap_ppm INTEGER NOT NULL,
+        length_permille INTEGER NOT NULL, unix_s INTEGER NOT NULL, PRIMARY KEY (auditor, contributor, commit_id)) STRICT;
     """,
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

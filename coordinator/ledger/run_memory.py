@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.ledger.ledger import Ledger
+from coordinator.policy.standing_core import PeerTrust
 from protocol.errors import StorageError
 from protocol.host.calls import NO_COMMIT
 from protocol.identity.chosen_name import ChosenName, received_name
@@ -59,12 +60,14 @@ class Credits:
 @dataclass(frozen=True, slots=True)
 class RunPast:
     """The past of a run for its screens: credits of older rounds, and when each peer was last heard, also by earlier processes of
-    the host (monotonic seconds, may be negative). `chosen`: how the peers called themselves last.
+    the host (monotonic seconds, may be negative). `chosen`: how the peers called themselves last. `trust`: of peers that came by the
+    open door, as it is now.
     """
 
     credits: Credits = field(default_factory=Credits)
     heard_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     chosen: Mapping[PeerId, ChosenName] = field(default_factory=lambda: MappingProxyType({}))
+    trust: Mapping[PeerId, PeerTrust] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

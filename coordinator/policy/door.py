@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.policy.admission import AdmissionDecision, Verdict
+from coordinator.policy.audited_work_core import AuditedWork
 from protocol.errors import RefusedError, TemporaryError
 from protocol.identity.standing import PeerStanding
 from protocol.tables import duration, several
@@ -133,6 +134,18 @@ def decide_return(junior: JuniorFacts, now_unix_s: float) -> AdmissionDecision:
         found = "no work of yours was counted since your last credential"
         return _no(RefusedError(found, "at least one counted contribution", "train on; it is asked for again"))
     return AdmissionDecision(Verdict.ADMIT_AGAIN, "its work was counted")
+
+
+def why_aside(audited: AuditedWork, now_unix_s: float) -> RefusedError | None:
+    """Why a peer that auditors put aside gets no credential now; None for all others. The line says how to appeal."""
+    left_s = audited.aside_until_unix_s - now_unix_s
+    if not audited.is_doubted or left_s <= 0.0:
+        return None
+    return RefusedError(
+        "two auditors did your work of some rounds again, and found other work",
+        "work on the windows that the run assigns",
+        f"check this machine's memory and card, join again in {duration(left_s)}, or ask the run's owner",
+    )
 
 
 def _no(error: RefusedError | TemporaryError) -> AdmissionDecision:

@@ -14,6 +14,7 @@ from typing import Final
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import RunPast
+from coordinator.policy.standing_core import KEEPERS_TRUST
 from coordinator.presence.presence import PeerEntry, live_peers
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase, RunState, why_waiting
@@ -191,7 +192,7 @@ def _points(rounds: Sequence[TimedRound]) -> list[ProgressPoint]:
 
 
 def peer_json(
-    peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float, *, is_banned: bool, left_out: float = 0.0
+    peer: PeerId, entry: PeerEntry, counted: Counted, past: RunPast, now_s: float, *, is_banned: bool, left_out: float
 ) -> Json:
     """A row for a peer that this process of the host has heard. `left_out` is as of `left_out_in`."""
     report = entry.report
@@ -222,6 +223,7 @@ def peer_json(
         "rounds_counted": counted.rounds,
         "is_banned": is_banned,
         "left_out": left_out,
+        **past.trust.get(peer, KEEPERS_TRUST).row,
     }
 
 
@@ -358,6 +360,7 @@ def away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is
     """A row for a contributor that is away, with the same keys as those of the others."""
     heard_s, chosen = past.heard_s.get(peer), past.chosen.get(peer, NONE_CHOSEN)
     silent_s = None if heard_s is None else max(0.0, round(now_s - heard_s, 3))
+    last = "not heard since this host takes note" if silent_s is None else f"last heard {duration(silent_s)} ago"
     unknown = ("tokens_ready", "loss", "here_s", "index", "bytes_up", "bytes_down", "left_out")
     texts = ("head", "state_root", "state_commit", "version")
     return {
@@ -368,13 +371,12 @@ def away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is
         "tokens_per_s": 0.0,
         "last_seen_s": silent_s,
         "state": "away",
-        "reason": "not heard since this host takes note"
-        if silent_s is None
-        else f"last heard {duration(silent_s)} ago",
+        "reason": last,
         "outbound_only": None,
         "tokens_counted": counted.tokens,
         "rounds_counted": counted.rounds,
         "is_banned": is_banned,
+        **past.trust.get(peer, KEEPERS_TRUST).row,
         **dict.fromkeys(unknown),
         **dict.fromkeys(texts, ""),
     }
@@ -412,6 +414,7 @@ def now_json(picture: RunPicture, now_s: float, past: RunPast = NO_PAST, apart: 
                 peer,
                 picture.peers[peer],
                 counted.get(peer, Counted()),
+                past,
                 now_s,
                 is_banned=peer in banned,
                 left_out=left_out.get(peer, 0.0),

@@ -112,7 +112,7 @@ def _row(peer: PeerId, picture: RunPicture, counted: Counted, left_out: float, p
     entry, is_banned = picture.peers.get(peer), peer in picture.banned
     if entry is None:
         return away_json(peer, counted, past, now_s, is_banned=is_banned)
-    return peer_json(peer, entry, counted, now_s, is_banned=is_banned, left_out=left_out)
+    return peer_json(peer, entry, counted, past, now_s, is_banned=is_banned, left_out=left_out)
 
 
 def _is_found(peer: PeerId, picture: RunPicture, past: RunPast, search: str) -> bool:

@@ -167,6 +167,7 @@ class PeerStatus(BaseModel):
         started_unix_s: when this process started.
         version: of this program.
         is_outbound_only: it takes no connections.
+        standing: "stranger", "member" or "keeper"; empty before there are rounds.
         allowed_share: share of full speed that the owner's controls allow now, 0 for no training. `allowed_reason` names the limit
             and when it ends; empty if there is none.
         units: the other units held here.
@@ -274,6 +275,7 @@ class PeerStatus(BaseModel):
     started_unix_s: float = 0.0
     version: str = ""
     is_outbound_only: bool = False
+    standing: str = ""
     allowed_share: float = 1.0
     allowed_reason: str = ""
     trouble: str = ""

@@ -34,7 +34,7 @@ from protocol.rounds.lineage.round_row import (
     round_json,
     round_row,
 )
-from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected
+from protocol.rounds.queries import idle_patience_s, is_alive, is_suspected, standing_of
 from protocol.rounds.state import PeerView
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def status_of(sources: Sources) -> PeerStatus:
         started_unix_s=board.started_unix_s,
         version=board.version,
         is_outbound_only=board.is_outbound_only,
+        standing=standing_of(sources.service.state, board.peer).word if sources.service is not None else "",
         allowed_share=board.allowed.share,
         allowed_reason=board.allowed.reason,
         cpu_celsius=board.cpu_celsius,
@@ -210,7 +211,15 @@ def known_peers(sources: Sources) -> list[dict[str, object]]:
     rows = [_own_row(sources, service, counted.get(sources.board.peer, Counted())), *others]
     rows += [_row_of(peer, counted[peer]) for peer in away]
     by_peer = ((row, PeerId(str(row["peer"]))) for row in rows)
-    return [{**row, "left_out": left_out.get(peer, 0.0), **_known_of(sources.roster, peer)} for row, peer in by_peer]
+    return [
+        {
+            **row,
+            "left_out": left_out.get(peer, 0.0),
+            "standing": standing_of(service.state, peer).word,
+            **_known_of(sources.roster, peer),
+        }
+        for row, peer in by_peer
+    ]
 
 
 def _known_of(roster: CredentialCache | None, peer: PeerId) -> dict[str, object]:

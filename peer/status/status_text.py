@@ -49,6 +49,12 @@ _LEAST_REPORTED_S: Final = 5.0
 _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
 )
+_STANDINGS: Final = {
+    "stranger": "stranger; its work weighs at most the median, and strangers' together a quarter; counted work makes a member",
+    "member": "member; its work weighs as a keeper's, and it sums slices for others",
+}
+"""The word for a standing and what follows from it. Nothing is said of a keeper, which everybody is in a run by invite."""
+
 _UNSOUND: Final = "the state differs from the one that the run attests; it is being rebuilt"
 
 
@@ -239,6 +245,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         *_run_rows(status),
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
+        ("standing", _STANDINGS.get(status.standing, "")),
         ("team", status.team),
         ("start", status.restarted),
         ("root", status.state_root[:16]),

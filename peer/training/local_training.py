@@ -404,6 +404,69 @@ class LocalTrainer:
         return nats / self.plan.prose_bytes_per_token
 
 
+@dataclass(frozen=True, eq=False)
+class TrainerState:
+    """All that local steps change, apart from the trainer that takes them.
+
+    Attributes:
+        values: of each parameter, copies.
+        moments: of the optimizer, copies in its own order; none before the first step.
+        plan: says whose windows the steps take.
+        schedule_tokens: tokens of the run at the anchor, by which the learning rate goes.
+    """
+
+    values: Sequence[torch.Tensor]
+    moments: Sequence[torch.Tensor]
+    counters: Counters
+    plan: TrainingPlan
+    schedule_tokens: int
+
+
+def state_of(trainer: LocalTrainer) -> TrainerState:
+    """A copy of the trainer's state between two steps.
+
+    Raises:
+        LocalProtocolError: the replica has no such state of its own: several ranks, other experts' text, or products in fp16.
+    """
+    replica = trainer._replica
+    if trainer.group.size > 1 or trainer.plan.mixture is not None or replica.plan.precision == "fp16":
+        raise LocalProtocolError(
+            "a replica of several ranks, of experts or in fp16", "one that trains alone in fp32 or bf16"
+        )
+    return TrainerState(
+        [parameter.detach().clone() for parameter in trainer._parameters],
+        [moment.detach().clone() for moment in replica.optimizer.moments()],
+        trainer.counters,
+        trainer.plan,
+        trainer._schedule_tokens,
+    )
+
+
+def put_state(trainer: LocalTrainer, state: TrainerState) -> None:
+    """Continue from a state that `state_of` copied, of this trainer."""
+    with torch.no_grad():
+        for parameter, value in zip(trainer._parameters, state.values, strict=True):
+            parameter.copy_(value)
+    trainer._replica.optimizer.load_moments(state.moments)
+    trainer.counters, trainer.plan, trainer._schedule_tokens = state.counters, state.plan, state.schedule_tokens
+
+
+def begun_at(
+    trainer: LocalTrainer,
+    anchor_N: torch.Tensor,
+    schedule_tokens: int,
+    plan: TrainingPlan,
+    moments: Sequence[torch.Tensor],
+) -> TrainerState:
+    """The state in which the steps of `plan` begin at an anchor, (N,) float32, with these moments. Raises as `state_of`."""
+    own = state_of(trainer)
+    parts = trainer._replica.parts(anchor_N, trainer.schema)
+    values = [part.to(value).clone() for part, value in zip(parts, own.values, strict=True)]
+    ready = (0,) * len(own.counters.ready)
+    counters = Counters(plan.first_step, ready, source_tokens=own.counters.source_tokens)
+    return TrainerState(values, moments, counters, plan, schedule_tokens)
+
+
 def _heldout_bytes_per_token(plan: TrainingPlan, expert: int | None) -> float:
     of_experts = plan.expert_heldout_bytes_per_token
     if expert is None or not of_experts:

@@ -221,6 +221,26 @@ class ScoreReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WorkVerdictBody(_message.Message):
+    __slots__ = ("unit", "commit", "contributor", "root", "gap_ppm", "length_permille")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    GAP_PPM_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    commit: bytes
+    contributor: str
+    root: bytes
+    gap_ppm: int
+    length_permille: int
+    def __init__(self, unit: _Optional[str] = ..., commit: _Optional[bytes] = ..., contributor: _Optional[str] = ..., root: _Optional[bytes] = ..., gap_ppm: _Optional[int] = ..., length_permille: _Optional[int] = ...) -> None: ...
+
+class WorkVerdictReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReportBody(_message.Message):
     __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "lane", "could_tokens_per_s", "double_votes", "nickname", "team", "source_tokens", "energy", "known_milestones", "milestones", "false_sums")
     STATE_FIELD_NUMBER: _ClassVar[int]

@@ -226,6 +226,12 @@ function peerRows(rows) {
     who.title = p.peer;
     const state = p.is_banned ? make("span", "banned", "bad") : make("span", p.state);
     state.title = p.reason;
+    if (p.standing && p.standing !== "keeper") {
+      const passed = p.audits_passed ? `, ${p.audits_passed} audits passed` : "";
+      const part = make("span", `, ${p.standing}${passed}`);
+      part.title = p.standing_reason;
+      state.append(part);
+    }
     if (p.left_out >= 0.01) {
       const part = make("span", `, ${(100 * p.left_out).toFixed(0)}% left out`, "bad");
       part.title = "share of its newest work that disagreed with most others' and neither moved the model nor counts";

@@ -96,6 +96,17 @@ def test_peers_whose_work_was_left_out_get_a_column_of_their_own() -> None:
     assert max(map(len, (header, line))) <= WIDTH
 
 
+def test_peers_that_came_by_the_open_door_are_told_with_their_standing_and_why() -> None:
+    first, *others = ({**row, "standing": "keeper"} for row in PEERS)
+    assert len(peers_text([replace(HOST, peers=(first, *others))])) == len(peers_text([HOST])), "nothing of keepers"
+    audited = {"standing": "stranger", "audits_passed": 7, "audits_failed": 1, "standing_reason": "7 of 10 passed"}
+    *_, header, line = peers_text([replace(HOST, peers=({**first, **audited}, *others))])
+    assert header.split() == ["NAME", "STANDING", "PASSED", "FAILED", "WHY"]
+    assert line.split() == ["brisk-lentil", "stranger", "7", "1", "7", "of", "10", "passed"]
+    *_, line = peers_text([replace(HOST, peers=({**first, "standing": "member"}, *others))])
+    assert line.split() == ["brisk-lentil", "member", "-", "-", "-"], "a peer knows of no audits"
+
+
 def test_peers_are_sorted_by_name_or_with_the_largest_contribution_or_speed_first() -> None:
     rows = [
         {"name": "calm-otter", "tokens_counted": 5, "tokens_per_s": None},

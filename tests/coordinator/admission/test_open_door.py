@@ -12,12 +12,14 @@ import trio
 
 from coordinator.admission.open_door import QUESTIONS
 from coordinator.ledger.juniors import DayOfWork, add_work, juniors
+from coordinator.ledger.verdict_rows import put_verdict
 from coordinator.policy.door import DAY_S, PREFIX_PAUSE_S
 from coordinator.policy.standing_core import WorkDay
 from coordinator.progress.run_core import Phase
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, TemporaryError
 from protocol.host.calls import decode_admit_reply
 from protocol.host.reports import HeldoutResult, PeerReport
+from protocol.host.work_verdict import verdict_of
 from protocol.identity.credential import (
     Credential,
     CredentialRequest,
@@ -29,7 +31,7 @@ from protocol.identity.credential import (
 from protocol.identity.identity import Identity
 from protocol.identity.puzzle import Challenge, find_answer, read_challenge
 from protocol.identity.standing import PeerStanding
-from protocol.ids import PROTOCOL_VERSION, PeerId
+from protocol.ids import PROTOCOL_VERSION, CommitId, PeerId, Root
 from protocol.pb import coordinator_pb2 as pb
 from protocol.run.manifest import open_manifest
 from tests.coordinator.chain_world import PEERS, VERIFIER
@@ -248,6 +250,57 @@ async def test_counted_work_renews_a_credential_for_longer_and_makes_a_member_af
         assert (await _renew(host, one)).standing is PeerStanding.MEMBER
         assert host.door is not None
         assert not host.tracker.standings.has_vote(one.peer_id)
+
+
+def _verdicts(host: HostWorld, contributor: PeerId, gaps: Sequence[float], first: int = 0) -> None:
+    """Verdicts of three keepers by turns, one for each of as many commits."""
+    for number, gap in enumerate(gaps, first):
+        commit = CommitId(number.to_bytes(32, "big"))
+        verdict = verdict_of(UNIT, commit, contributor, Root(bytes(32)), gap=gap, length_ratio=1.0)
+        put_verdict(host.ledger, PEERS[number % 3].peer_id, verdict, now_unix_s=int(host.clock.unix_s()))
+
+
+async def test_work_that_auditors_did_again_makes_a_member_on_the_first_day(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with _host(tmp_path) as host:
+        (one,) = _strangers(1)
+        await _come(host, one)
+        _work(host, one, [1])
+        _verdicts(host, PeerId("keeper"), [0.2] * 10)
+        _verdicts(host, one.peer_id, [0.2] * 10)
+        assert (await _renew(host, one)).standing is PeerStanding.MEMBER
+        _verdicts(host, one.peer_id, [0.0], first=10)
+        _work(host, one, [1])
+        assert (await _renew(host, one)).standing is PeerStanding.MEMBER, "one auditor may err"
+        assert host.door is not None
+        trust = host.door.trust[one.peer_id]
+        assert (trust.standing, trust.audited.num_passes, trust.audited.num_fails) == (PeerStanding.MEMBER, 10, 1)
+
+
+async def test_a_peer_whose_work_two_auditors_did_not_find_gets_no_credential_for_a_day_and_is_told_why(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with _host(tmp_path) as host:
+        one, other = _strangers(2)
+        await _come(host, one)
+        await _come(host, other, "198.51.100.1")
+        _verdicts(host, PeerId("keeper"), [0.2] * 10)
+        for each in (one, other):
+            _work(host, each, [1, 2, 3])
+        assert (await _renew(host, one)).standing is PeerStanding.MEMBER
+        _verdicts(host, one.peer_id, [0.0, 0.01])
+        _work(host, one, [3])
+        with pytest.raises(RefusedError, match=r"two auditors did your work .* again.*ask the run's owner"):
+            await _renew(host, one)
+        assert (await _renew(host, other)).standing is PeerStanding.MEMBER, "it concerns nobody else"
+        await trio.sleep(12 * 3600)
+        with pytest.raises(RefusedError, match="two auditors"):
+            await _come(host, one)
+        await trio.sleep(12 * 3600)
+        await _come(host, one)
+        _work(host, one, [4])
+        assert (await _renew(host, one)).standing is PeerStanding.STRANGER, "its days of work count no more"
 
 
 async def test_an_invite_makes_a_keeper_of_a_stranger(tmp_path: Path, autojump_clock: object) -> None:

@@ -127,7 +127,7 @@ def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: P
         ledger.put("port", b"1")
     with sqlite3.connect(path) as db:
         later = ("revocations", "checksums", "events", "heard", "credits", "chosen_names", "scores")
-        for table in (*later, "milestones", "history", "juniors", "work"):
+        for table in (*later, "milestones", "history", "juniors", "work", "verdicts"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     db.close()

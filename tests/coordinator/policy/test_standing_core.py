@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.policy.standing_core import StandingRules, WorkDay, kept_percent, standing_after
+from coordinator.policy.audited_work_core import AuditedWork
+from coordinator.policy.standing_core import (
+    KEEPERS_TRUST,
+    PeerTrust,
+    StandingRules,
+    WorkDay,
+    kept_percent,
+    standing_after,
+)
 from protocol.identity.standing import PeerStanding
+from protocol.ids import PeerId
 
 RULES = StandingRules(member_days=3, member_day_tokens=100, kept_percent=80)
 STRANGER, MEMBER, KEEPER = PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER
@@ -46,3 +55,40 @@ def test_a_keeper_stays_one_and_nobody_becomes_one_by_work() -> None:
 def test_without_work_nothing_was_kept() -> None:
     assert kept_percent([]) == 0.0
     assert kept_percent(_days(50, brought=100)) == 50.0
+
+
+PASSED = AuditedWork(num_passes=10, auditors=frozenset(map(PeerId, "abc")))
+ASIDE = AuditedWork(num_aside=1, num_fails=0)
+
+
+def test_passed_audits_make_a_member_on_the_first_day_if_reducers_kept_its_work() -> None:
+    assert standing_after(STRANGER, _days(1), RULES, PASSED) is MEMBER
+    assert standing_after(STRANGER, _days(1, brought=2), RULES, PASSED) is STRANGER
+    assert standing_after(STRANGER, [], RULES, PASSED) is STRANGER
+
+
+def test_whoever_auditors_put_aside_is_a_stranger_whatever_its_days_and_a_keeper_stays_one() -> None:
+    days = _days(*[100] * 10)
+    assert standing_after(MEMBER, days, RULES, ASIDE) is STRANGER
+    assert standing_after(KEEPER, days, RULES, ASIDE) is KEEPER
+
+
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [
+        (KEEPERS_TRUST, "came with an invite"),
+        (PeerTrust(MEMBER), "counted for some days"),
+        (PeerTrust(MEMBER, PASSED), "passed audits"),
+        (PeerTrust(STRANGER), "came by the open door"),
+        (PeerTrust(STRANGER, AuditedWork(num_passes=3)), "3 of 10 audits passed"),
+        (PeerTrust(STRANGER, ASIDE), "found other work"),
+    ],
+)
+def test_screens_tell_a_standing_and_why(trust: PeerTrust, words: str) -> None:
+    assert words in trust.reason
+    assert trust.row == {
+        "standing": trust.standing.word,
+        "standing_reason": trust.reason,
+        "audits_passed": trust.audited.num_passes,
+        "audits_failed": trust.audited.num_fails,
+    }

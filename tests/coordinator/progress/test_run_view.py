@@ -11,6 +11,8 @@ import pytest
 
 from coordinator.ledger.ledger import CheckpointRow, LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
+from coordinator.policy.audited_work_core import AuditedWork
+from coordinator.policy.standing_core import PeerTrust
 from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_view import (
@@ -29,6 +31,7 @@ from coordinator.progress.unit_holders import UnitHolders
 from protocol.host.reports import OwnCounts, PeerReport
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
+from protocol.identity.standing import PeerStanding
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.round_row import Counted, RoundRow
 from tests.browser.runs import AWAY_ROUNDS, NUM_ROUNDS, after_outage
@@ -150,6 +153,17 @@ def test_a_banned_peer_is_told_as_banned_to_the_host_alone_also_while_it_is_away
     assert marks == {A: True, B: False, C: True}
     public = public_json(shown)
     assert not any("is_banned" in row for row in (*_rows(public["peers"]), *_rows(public["away"])))
+
+
+def test_the_standing_of_each_peer_and_why_is_told_of_those_that_are_here_and_away() -> None:
+    trust = {A: PeerTrust(PeerStanding.MEMBER), B: PeerTrust(PeerStanding.STRANGER, AuditedWork(num_passes=3))}
+    past = RunPast(Credits(1, COMMIT, {A: Counted(5, 1)}), trust=trust)
+    here = {B: PeerEntry(peer(), 95.0), C: PeerEntry(peer(), 95.0)}
+    shown = status_json(replace(picture(), peers=here), 100.0, past)
+    rows = {row["peer"]: row for row in (*_rows(shown["peers"]), *_rows(shown["away"]))}
+    assert {each: row["standing"] for each, row in rows.items()} == {A: "member", B: "stranger", C: "keeper"}
+    assert (rows[B]["audits_passed"], rows[C]["audits_passed"]) == (3, 0)
+    assert "3 of 10 audits passed" in str(rows[B]["standing_reason"])
 
 
 def _rows(value: object) -> list[dict[str, object]]:

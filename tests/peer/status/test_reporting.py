@@ -281,6 +281,7 @@ class _Rounds:
             disk_bound_bytes=0,
         )
         is_over = {"run_tokens": 0, "config": SimpleNamespace(total_tokens=0, me=SimpleNamespace(peer=ME)), "peers": {}}
+        is_over["barred"] = SimpleNamespace(standings={})
         self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None), **is_over)
         self.reason = self.waiting = ""
 

@@ -31,6 +31,7 @@ from protocol.frozen import replace
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Identity
+from protocol.identity.standing import PeerStanding
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -354,6 +355,10 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     )
     assert [row["peer"] for row in known_peers(sources) if row["is_banned"]] == ["lost"]
     assert known_peers(sources)[1]["nickname"] == f"I am {known_peers(sources)[1]['peer']}"
+    juniors = {PeerId("here"): PeerStanding.STRANGER, sources.board.peer: PeerStanding.MEMBER}
+    known = replace(state, barred=state.barred.with_standings(juniors))
+    sources.service = SimpleNamespace(state=known, chain=chain)  # type: ignore[assignment]
+    assert [row["standing"] for row in known_peers(sources)][:3] == ["member", "stranger", "keeper"]
     assert [row["index"] for row in latest_rounds(sources)] == [link.index for link in links if link.record is not None]
     sources.board.peer = seat.peer
     sources.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]

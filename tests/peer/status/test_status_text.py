@@ -70,6 +70,13 @@ def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
         assert said in text
 
 
+@pytest.mark.parametrize(("standing", "words"), [("stranger", "together a quarter"), ("member", "sums slices")])
+def test_a_peer_of_an_open_run_is_told_its_standing_and_what_follows_from_it(standing: str, words: str) -> None:
+    line = next(line for line in status_lines(STATUS.model_copy(update={"standing": standing})) if "standing" in line)
+    assert words in line
+    assert not any("standing" in line for line in status_lines(STATUS.model_copy(update={"standing": "keeper"})))
+
+
 def test_bytes_of_each_unit_are_told_where_there_are_several() -> None:
     def moved(unit: str, way: str, up: int) -> BulkTraffic:
         return BulkTraffic(way=way, channel="scatter", unit=unit, codec="int8", bytes_up=up, bytes_down=7)

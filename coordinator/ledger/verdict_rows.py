@@ -1,0 +1,65 @@
+"""The ledger's rows of auditors' verdicts about work that they did again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from coordinator.ledger.ledger import Ledger
+from coordinator.policy.audited_work_core import AuditedWork, KnownVerdict, audited_work, usual_gap
+from protocol.errors import StorageError
+from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
+from protocol.ids import CommitId, PeerId
+
+MOST_VERDICTS: Final = 20_000
+"""Rows that are kept; the oldest go first. At the default share it is some weeks of a large run."""
+
+
+def put_verdict(ledger: Ledger, auditor: PeerId, verdict: WorkVerdict, *, now_unix_s: int) -> None:
+    """Keep a verdict. The first one of an auditor about a contribution counts. Blocks.
+
+    Raises:
+        StorageError: the ledger cannot be written; nothing was.
+    """
+    row = (auditor, verdict.contributor, verdict.commit, verdict.gap_ppm, verdict.length_permille, now_unix_s)
+    oldest = "DELETE FROM verdicts WHERE rowid IN (SELECT rowid FROM verdicts ORDER BY rowid DESC LIMIT -1 OFFSET ?)"
+    with ledger.transaction() as db:
+        db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.execute(oldest, (MOST_VERDICTS,))
+
+
+def verdict_rows(ledger: Ledger) -> Sequence[KnownVerdict]:
+    """All verdicts, the oldest first. Blocks.
+
+    Raises:
+        StorageError: the ledger cannot be read.
+    """
+    query = "SELECT auditor, contributor, commit_id, gap_ppm, length_permille, unix_s FROM verdicts ORDER BY rowid"
+    return [
+        KnownVerdict(
+            PeerId(str(auditor)),
+            PeerId(str(contributor)),
+            CommitId(_bytes(commit)),
+            int(str(gap_ppm)) / PPM,
+            int(str(length)) / PERMILLE,
+            float(str(unix_s)),
+        )
+        for auditor, contributor, commit, gap_ppm, length, unix_s in ledger.rows(query)
+    ]
+
+
+def audited_in(ledger: Ledger, peers: Iterable[PeerId], strangers: Iterable[PeerId]) -> dict[PeerId, AuditedWork]:
+    """The records of these peers with auditors. Blocks.
+
+    Args:
+        strangers: those whose work says nothing about the run's usual gap.
+    """
+    known, apart = verdict_rows(ledger), frozenset(strangers)
+    usual = usual_gap(known, {each.contributor for each in known} - apart)
+    return {peer: audited_work([each for each in known if each.contributor == peer], usual) for peer in peers}
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise StorageError(f"a {type(value).__name__} among the verdicts", "bytes", "restore the ledger from a copy")
+    return value

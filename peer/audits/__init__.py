@@ -1,0 +1,1 @@
+"""Work of others done again: some of their local steps, and what the comparison says."""

@@ -1,0 +1,118 @@
+"""Which work a peer does again, and what it finds. Pure.
+
+An auditor compares a contribution with its own replay of the same steps, and with its own delta of that round. Both are of the same
+run at the same anchor; only the replay has read the same text with the same number of steps. So the gap
+
+    cos(contribution, replay) - cos(contribution, own delta)
+
+is above 0 for work on the assigned windows, and about 0 for work on others, for copies, for averages and for noise. Both deltas begin
+with the same moments, those of the auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of
+the vectors are enough: nobody knows before which ones are compared.
+
+Assigned data against other data was first compared by loss (Gauntlet, https://arxiv.org/abs/2505.21684); spot checks of volunteers'
+work are those of Sarmenta (https://doi.org/10.1016/S0167-739X(01)00077-2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.identity.standing import PeerStanding
+from protocol.ids import PeerId
+
+STRANGERS_WEIGHT: Final = 10
+"""A stranger's work is drawn so many times as often as a member's or a keeper's."""
+
+COMPARED_CHUNKS: Final = 16
+"""Chunks of a contribution that an audit compares, or all of a shorter one."""
+
+Draw = Callable[[], float]
+"""A number in [0, 1) that nobody else can guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Inner products over the compared chunks: of the contribution, the replay and the auditor's own delta."""
+
+    contribution_squared: float
+    replay_squared: float
+    own_squared: float
+    with_replay: float
+    with_own: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The word of a replay on a contribution.
+
+    Attributes:
+        gap: within [-2, 2]; see above.
+        length_ratio: the length of the contribution over that of the replay, at least 0.
+    """
+
+    gap: float
+    length_ratio: float
+
+
+def compared(products: Products) -> Finding | None:
+    """The finding, None where the auditor's own vectors say nothing. A contribution of zeros has a gap of 0."""
+    found = (products.replay_squared, products.own_squared)
+    if not all(0.0 < squared < math.inf for squared in found) or not math.isfinite(products.contribution_squared):
+        return None
+    if not products.contribution_squared > 0.0:
+        return Finding(0.0, 0.0)
+    length = math.sqrt(products.contribution_squared)
+    with_replay = products.with_replay / (length * math.sqrt(products.replay_squared))
+    with_own = products.with_own / (length * math.sqrt(products.own_squared))
+    return Finding(with_replay - with_own, length / math.sqrt(products.replay_squared))
+
+
+def why_no_audit(
+    *, is_blocking: bool, num_units: int, leaves_out: bool, has_feedback: bool, shards: str, trains_alone: bool
+) -> str:
+    """Why nobody's work can be done again in a run, or by this peer; empty where it can.
+
+    Args:
+        is_blocking: training waits while a round's work is averaged, so a round's work begins at its base.
+        num_units: units of the model; a unit of several begins at another time than the others.
+        leaves_out: the codec of contributions sends a part of the values alone.
+        has_feedback: what a codec left out is added to the next contribution.
+        shards: what peers hold, as run.toml says.
+        trains_alone: this peer trains the whole model in one process.
+    """
+    reasons = (
+        (shards == "data", f'peers hold {shards}; expected shards = "data"'),
+        (is_blocking, "rounds overlap with training, so a contribution begins at no common state"),
+        (num_units == 1, "the model is averaged in fragments, which begin at different steps"),
+        (not leaves_out and not has_feedback, "contributions are sparse, or carry rests of earlier rounds"),
+        (trains_alone, "this peer's replica is shared by several processes"),
+    )
+    return next((reason for is_fine, reason in reasons if not is_fine), "")
+
+
+def audits_round(share: float, own: PeerStanding, draw: Draw) -> bool:
+    """Whether this peer, of standing `own`, does somebody's work of a round again. It is drawn before the round, since the moments of
+    its beginning are needed. `share`, 0 to 1, is that of rounds; a replay takes as many steps as a round, so it is also that of steps.
+    """
+    return own.may_reduce and draw() < share
+
+
+def drawn_contributor(
+    contributors: Sequence[PeerId], me: PeerId, standings: Mapping[PeerId, PeerStanding], draw: Draw
+) -> PeerId | None:
+    """The contributor of an audited round whose work this peer does again; None where it contributed nothing itself, or nobody else
+    did. `standings` are those of peers that are no keepers.
+    """
+    others = [peer for peer in contributors if peer != me]
+    if me not in contributors or not others:
+        return None
+    weights = [STRANGERS_WEIGHT if standings.get(peer) is PeerStanding.STRANGER else 1 for peer in others]
+    left = draw() * sum(weights)
+    for peer, weight in zip(others, weights, strict=True):
+        left -= weight
+        if left < 0.0:
+            return peer
+    return others[-1]

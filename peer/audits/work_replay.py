@@ -1,0 +1,86 @@
+"""Does another peer's local steps again, from the same anchor and on the windows that were assigned to it, beside own training.
+
+The windows of a step follow from the seed, the peer and the step (averaging/data/assignment.py), so anybody can take them. The moments
+are those with which the auditor itself began that round. So they take no bytes, and its own delta of the round has the same ones, with
+which the replay is compared (peer/audits/work_audit_core.py). With moments from after the round both would differ by these as well.
+
+A replay is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from averaging.arithmetic.delta import pseudo_gradient
+from peer.training.local_training import LocalTrainer, begun_at, put_state, state_of
+from protocol.errors import LocalProtocolError
+
+MOST_STEPS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSteps:
+    """The local steps that a contributor says it took from an anchor: so many from `first_step` on, each `stride` after the last."""
+
+    peer: str
+    first_step: int
+    num_steps: int
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_steps <= MOST_STEPS or self.first_step < 0 or self.stride < 1:
+            found = f"{self.num_steps} steps from step {self.first_step}, each {self.stride} after the last"
+            raise LocalProtocolError(found, f"1 to {MOST_STEPS} steps from 0 on, at least 1 apart")
+
+
+class WorkReplay:
+    """One replay at one trainer, which is in one process and holds the whole model.
+
+    Args:
+        anchor_N: (N,) float32, the state on which the contributor's round built.
+        schedule_tokens: tokens of the run at the anchor.
+        moments: of this trainer's optimizer when it began its own steps from the anchor, as `state_of` copies them.
+
+    Raises:
+        LocalProtocolError: the trainer cannot put its own state aside (`state_of`).
+    """
+
+    def __init__(
+        self,
+        trainer: LocalTrainer,
+        steps: ClaimedSteps,
+        anchor_N: torch.Tensor,
+        schedule_tokens: int,
+        moments: Sequence[torch.Tensor],
+    ) -> None:
+        changes = {"peer": steps.peer, "first_step": steps.first_step, "stride": steps.stride}
+        self._trainer, self._anchor_N, self._steps = trainer, anchor_N, steps
+        plan = trainer.plan.model_copy(update=changes)
+        self._state = begun_at(trainer, anchor_N, schedule_tokens, plan, moments)
+
+    @property
+    def num_left(self) -> int:
+        """Steps that are still to be taken."""
+        taken = (self._state.counters.step - self._steps.first_step) // self._steps.stride
+        return max(0, self._steps.num_steps - taken)
+
+    def advance(self, most_steps: int) -> bool:
+        """Take some steps. Returns whether the replay is done. The trainer then goes on where it was."""
+        own = state_of(self._trainer)
+        put_state(self._trainer, self._state)
+        try:
+            for _ in range(min(most_steps, self.num_left)):
+                self._trainer.step()
+            self._state = state_of(self._trainer)
+        finally:
+            put_state(self._trainer, own)
+        return not self.num_left
+
+    def delta(self) -> torch.Tensor:
+        """The contribution that these steps make, (N,) float32, before any encoding."""
+        theta_N = torch.cat([value.detach().to("cpu", torch.float32).reshape(-1) for value in self._state.values])
+        return pseudo_gradient(self._anchor_N, theta_N)

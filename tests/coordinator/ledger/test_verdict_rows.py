@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.ledger import verdict_rows
+from coordinator.ledger.ledger import Ledger, open_ledger
+from coordinator.ledger.verdict_rows import audited_in, put_verdict
+from coordinator.policy.audited_work_core import MEMBER_PASSES, NOT_AUDITED
+from protocol.host.work_verdict import verdict_of
+from protocol.ids import CommitId, PeerId, Root, UnitName
+
+STRANGER, KEEPER = PeerId("stranger"), PeerId("keeper")
+
+
+def _put(ledger: Ledger, contributor: PeerId, gap: float, number: int) -> None:
+    verdict = verdict_of(
+        UnitName("fragment-0"),
+        CommitId(number.to_bytes(32, "big")),
+        contributor,
+        Root(bytes(32)),
+        gap=gap,
+        length_ratio=1.0,
+    )
+    put_verdict(ledger, PeerId("abc"[number % 3]), verdict, now_unix_s=number)
+
+
+def test_a_peers_record_with_auditors_is_judged_by_the_usual_gap_of_trusted_work(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number in range(MEMBER_PASSES):
+            _put(ledger, STRANGER, 0.2, number)
+        assert audited_in(ledger, [STRANGER], [STRANGER]) == {STRANGER: NOT_AUDITED}, "nothing is usual yet"
+        for number in range(MEMBER_PASSES):
+            _put(ledger, KEEPER, 0.2, number)
+        assert audited_in(ledger, [STRANGER], [STRANGER])[STRANGER].makes_member
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        _put(ledger, STRANGER, 0.0, 100)
+        _put(ledger, STRANGER, 0.0, 101)
+        assert audited_in(ledger, [STRANGER, KEEPER], [STRANGER])[STRANGER].is_doubted
+
+
+def test_the_oldest_verdicts_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict_rows, "MOST_VERDICTS", 5)
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number in range(12):
+            _put(ledger, STRANGER, 0.2, number)
+        kept = verdict_rows.verdict_rows(ledger)
+        assert [int.from_bytes(each.commit, "big") for each in kept] == [7, 8, 9, 10, 11]

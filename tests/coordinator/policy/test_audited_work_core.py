@@ -1,0 +1,106 @@
+"""Verdicts of several auditors make members and put peers aside; those of one alone do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from coordinator.policy.audited_work_core import (
+    ASIDE_S,
+    FEWEST_GAPS,
+    MEMBER_AUDITORS,
+    MEMBER_PASSES,
+    NOT_AUDITED,
+    REMEMBERED,
+    KnownVerdict,
+    audited_work,
+    passes,
+    usual_gap,
+)
+from protocol.ids import CommitId, PeerId
+
+STRANGER, KEEPER = PeerId("stranger"), PeerId("keeper")
+USUAL, GOOD, BAD = 0.2, 0.19, 0.01
+
+
+def _verdicts(*found: tuple[str, float], contributor: PeerId = STRANGER, length: float = 1.0) -> list[KnownVerdict]:
+    """Verdicts by auditors with these names, one for each of as many commits, a second apart."""
+    return [
+        KnownVerdict(PeerId(auditor), contributor, CommitId(number.to_bytes(32, "big")), gap, length, float(number))
+        for number, (auditor, gap) in enumerate(found)
+    ]
+
+
+def _by_turns(auditors: str, gaps: Sequence[float]) -> list[KnownVerdict]:
+    return _verdicts(*((auditors[number % len(auditors)], gap) for number, gap in enumerate(gaps)))
+
+
+@pytest.mark.parametrize(
+    ("auditors", "num_passes", "makes_member"),
+    [
+        ("abc", MEMBER_PASSES, True),
+        ("abc", MEMBER_PASSES - 1, False),
+        ("ab", 3 * MEMBER_PASSES, False),
+        ("a", 100, False),
+        ("abcdefgh", MEMBER_PASSES, True),
+    ],
+)
+def test_ten_passes_by_three_auditors_make_a_member(auditors: str, num_passes: int, makes_member: bool) -> None:
+    found = audited_work(_by_turns(auditors, [GOOD] * num_passes), USUAL)
+    assert found.makes_member == makes_member
+    assert (found.num_passes, len(found.auditors)) == (num_passes, len(auditors))
+    assert MEMBER_AUDITORS == 3
+
+
+def test_one_auditor_puts_nobody_aside_however_often_it_finds_other_work() -> None:
+    found = audited_work(_by_turns("a", [BAD] * 50), USUAL)
+    assert not found.is_doubted
+    assert found.num_fails == REMEMBERED
+
+
+def test_two_fails_by_two_auditors_put_a_peer_aside_with_no_passes_left() -> None:
+    verdicts = _verdicts(*[("a", GOOD), ("b", GOOD), ("c", GOOD)] * 4, ("a", BAD), ("b", GOOD), ("b", BAD))
+    assert audited_work(verdicts[:-1], USUAL).makes_member
+    found = audited_work(verdicts, USUAL)
+    assert found.is_doubted
+    assert (found.num_passes, found.num_aside) == (0, 1)
+    assert found.aside_until_unix_s == verdicts[-1].unix_s + ASIDE_S
+
+
+def test_whoever_was_put_aside_earns_its_standing_again_by_as_many_passes() -> None:
+    aside = _verdicts(("a", BAD), ("b", BAD))
+    again = [*aside, *_by_turns("abc", [GOOD] * MEMBER_PASSES)]
+    assert not audited_work(again, USUAL).is_doubted
+    assert audited_work(again[:-1], USUAL).is_doubted
+    assert audited_work([*again, *aside], USUAL).num_aside == 2
+
+
+def test_fails_that_lie_far_apart_are_accidents() -> None:
+    gaps = ([("a", BAD)] + [("b", GOOD)] * (REMEMBERED - 1) + [("c", BAD)] + [("b", GOOD)] * (REMEMBERED - 1)) * 5
+    found = audited_work(_verdicts(*gaps), USUAL)
+    assert found.num_aside == 0
+    assert found.makes_member is False, "fails are no passes, and one auditor alone found most of these"
+
+
+def test_a_contribution_of_fewer_steps_than_it_claims_fails_though_it_points_right() -> None:
+    (short,) = _verdicts(("a", GOOD), length=0.4)
+    (whole,) = _verdicts(("a", GOOD), length=0.6)
+    assert passes(whole, USUAL)
+    assert not passes(short, USUAL)
+
+
+def test_the_usual_gap_is_the_median_over_trusted_work_whatever_strangers_send() -> None:
+    about_keeper = _verdicts(*[("a", 0.1), ("b", 0.2), ("c", 0.3)] * 3, contributor=KEEPER)
+    about_stranger = _verdicts(*[("a", -2.0)] * 1000)
+    assert usual_gap([*about_keeper, *about_stranger], {KEEPER}) == 0.2
+    assert usual_gap(about_stranger, {KEEPER}) is None
+    assert usual_gap(about_keeper[: FEWEST_GAPS - 1], {KEEPER}) is None
+
+
+@pytest.mark.parametrize("gap", [0.02, 0.0, -0.5])
+def test_where_honest_work_cannot_be_told_from_other_work_no_verdict_counts(gap: float) -> None:
+    about_keeper = _verdicts(*[("a", gap)] * 20, contributor=KEEPER)
+    usual = usual_gap(about_keeper, {KEEPER})
+    assert usual is None
+    assert audited_work(_by_turns("abc", [-1.0] * 20), usual) == NOT_AUDITED

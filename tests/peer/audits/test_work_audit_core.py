@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from peer.audits.work_audit_core import (
+    STRANGERS_WEIGHT,
+    Finding,
+    Products,
+    audits_round,
+    compared,
+    drawn_contributor,
+    why_no_audit,
+)
+from protocol.identity.standing import PeerStanding
+from protocol.ids import PeerId
+
+ME, A, B, C = (PeerId(name) for name in ("me", "alice", "bob", "carol"))
+FINE = {
+    "is_blocking": True,
+    "num_units": 1,
+    "leaves_out": False,
+    "has_feedback": False,
+    "shards": "data",
+    "trains_alone": True,
+}
+
+
+def test_the_gap_is_the_difference_of_two_cosines_and_the_length_is_over_the_replays() -> None:
+    # a contribution of length 2 that lies along the replay, of length 4, and across the own delta
+    assert compared(Products(4.0, 16.0, 9.0, with_replay=8.0, with_own=0.0)) == Finding(1.0, 0.5)
+    assert compared(Products(4.0, 16.0, 9.0, with_replay=-8.0, with_own=6.0)) == Finding(-2.0, 0.5)
+
+
+@pytest.mark.parametrize("wrong", [0.0, math.inf, math.nan, -1.0])
+def test_vectors_of_the_auditor_that_say_nothing_give_no_finding(wrong: float) -> None:
+    assert compared(Products(1.0, wrong, 1.0, 0.0, 0.0)) is None
+    assert compared(Products(1.0, 1.0, wrong, 0.0, 0.0)) is None
+
+
+def test_a_contribution_of_zeros_has_no_gap_and_no_length_and_one_beyond_all_numbers_no_finding() -> None:
+    assert compared(Products(0.0, 1.0, 1.0, 0.0, 0.0)) == Finding(0.0, 0.0)
+    assert compared(Products(math.inf, 1.0, 1.0, 0.0, 0.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"shards": "experts"}, "peers hold experts"),
+        ({"is_blocking": False}, "overlap"),
+        ({"num_units": 3}, "fragments"),
+        ({"leaves_out": True}, "sparse"),
+        ({"has_feedback": True}, "rests"),
+        ({"trains_alone": False}, "several processes"),
+    ],
+)
+def test_in_modes_whose_work_begins_at_no_common_state_nobody_audits_and_the_reason_is_said(
+    changes: dict[str, object], words: str
+) -> None:
+    why_not = why_no_audit(**{**FINE, **changes})  # type: ignore[arg-type]
+    assert words in why_not
+    assert bool(why_not) == bool(changes)
+
+
+def test_strangers_are_drawn_ten_times_as_often_and_nobody_audits_itself() -> None:
+    chance = random.Random(3)
+    standings = {C: PeerStanding.STRANGER, B: PeerStanding.MEMBER}
+    drawn = Counter(drawn_contributor([A, B, C, ME], ME, standings, chance.random) for _ in range(6000))
+    assert set(drawn) == {A, B, C}
+    assert drawn[C] / drawn[A] == pytest.approx(STRANGERS_WEIGHT, rel=0.2)
+    assert drawn[B] / drawn[A] == pytest.approx(1.0, rel=0.2)
+    assert drawn_contributor([A, B], ME, standings, chance.random) is None, (
+        "without an own delta there is no comparison"
+    )
+    assert drawn_contributor([ME], ME, standings, chance.random) is None
+
+
+def test_keepers_and_members_audit_their_share_of_rounds_and_strangers_none() -> None:
+    chance = random.Random(4)
+    for own, expected in ((PeerStanding.KEEPER, 0.01), (PeerStanding.MEMBER, 0.01), (PeerStanding.STRANGER, 0.0)):
+        share = sum(audits_round(0.01, own, chance.random) for _ in range(50_000)) / 50_000
+        assert share == pytest.approx(expected, abs=0.002)
+    assert not audits_round(0.0, PeerStanding.KEEPER, lambda: 0.0)
+    assert audits_round(1.0, PeerStanding.KEEPER, lambda: 0.999)
