@@ -255,9 +255,16 @@ def _drawn_order(state: RoundState, peers: list[PeerId]) -> tuple[PeerId, ...]:
 
 
 def held_because(state: RoundState) -> str:
-    """Why no round is opened: the host holds the run, and its rewind has not come yet (R28). Empty if it may be."""
-    hold = state.barred.hold
-    if hold is None or hold.unit != state.config.unit or hold.is_followed(state.tree.behind(state.link.commit)):
+    """Why no round is opened or joined: the host holds the run, and its rewind has not come yet (R28). Empty if one may be. A
+    round that has begun on this base goes on to its end.
+    """
+    hold, is_begun = state.barred.hold, state.open.proposal is not None or state.open.acked is not None
+    if (
+        hold is None
+        or is_begun
+        or hold.unit != state.config.unit
+        or hold.is_followed(state.tree.behind(state.link.commit))
+    ):
         return ""
     return hold.words
 

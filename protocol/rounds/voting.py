@@ -45,6 +45,7 @@ from protocol.rounds.participants import takes_part, with_voters
 from protocol.rounds.queries import (
     base_opener,
     citation_problem,
+    held_because,
     idle_patience_s,
     is_alive,
     is_gone,
@@ -280,15 +281,14 @@ def _moved(what: str, base: CommitId, state: RoundState) -> str:
 def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> RoundStep:
     """A peer asks whether it may take over: agree if we, too, find the opener gone or overdue (R6)."""
     if request.ballot.peer != sender:
-        remark = f"{short(sender)} asked about a ballot of {short(request.ballot.peer)}; expected its own"
-        return RoundStep(state, remark=remark)
+        return RoundStep(state, remark=f"{short(sender)} asked about another peer's ballot; expected its own")
     objection = _objection(state, sender, request, now_s)
     if objection is not None:
         leads_s = attempt.left_s(state, now_s) if objection else 0.0
         return RoundStep(state, (_answer(state, sender, request.ballot, objection, leads_s),))
     opener = leading.expected_opener(state)
-    question = PendingPreVote(sender, request.ballot, opener, now_s)
-    asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
+    others = (question for question in state.open.asked if question.asker != sender)
+    asked = (*others, PendingPreVote(sender, request.ballot, opener, now_s))[-MAX_ASKED:]
     state = replace(state, open=replace(state.open, asked=asked))
     why = f"{short(sender)} would take over from {short(opener)}: is it there?"
     return RoundStep(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),))
@@ -318,8 +318,8 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
         return "it was promised an attempt on this base only now"
     if request.lone and not may_be_lone(state, now_s):
         return "a quorum of the base roster was in reach lately"
-    if opened.committing is not None:
-        return "a commit is being applied"
+    if closed := "a commit is being applied" if opened.committing is not None else held_because(state):
+        return closed
     led = opened.leading
     if led is not None and led.stage in ("collecting", "settling"):
         return f"leading attempt {led.ballot.attempt}"
