@@ -137,6 +137,8 @@ def test_a_rise_holds_then_waits_for_the_round_under_way_and_then_goes_back() ->
     action, why = next_action(_facts(hold=HOLD, still_s=STILL_S - 1))
     assert action is None
     assert "until its newest round is measured" in why
+    just_held = _facts(hold=HOLD, still_s=600.0, now_unix_s=HOLD.unix_s + STILL_S - 1)
+    assert next_action(just_held)[0] is None, "long rounds have a moment, too"
     facts = _facts(hold=HOLD, still_s=STILL_S)
     action, why = next_action(facts)
     assert isinstance(action, GoBack)
