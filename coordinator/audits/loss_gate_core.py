@@ -5,7 +5,7 @@ late rounds. The typical change is the median of the last changes' distances fro
 https://doi.org/10.1016/j.jesp.2013.03.013): one bad round does not move it. A rise is told of until the loss is back, or has stayed
 where it is for so long that it is the run's new level, for example after a change of its text.
 
-In a run with a gate (`[round] loss_gate`), a rise holds the run (R28): no round is opened after the one under way. If the loss is still
+In a run with a gate (`[round] loss_gate`), a rise holds the run (R28): no round is opened after the current one. If the loss is still
 up once that one is over and measured, the host goes back to the last good commit; else the hold is lifted. After MOST_AGAIN rewinds in
 few rounds the gate tells and does nothing: what spoils the run is not in the rounds then.
 
