@@ -5,11 +5,11 @@ late rounds. The typical change is the median of the last changes' distances fro
 https://doi.org/10.1016/j.jesp.2013.03.013): one bad round does not move it. A rise is told of until the loss is back, or has stayed
 where it is for so long that it is the run's new level, for example after a change of its text.
 
-Where the run has a gate (`[round] loss_gate`), a rise holds the run: no round is opened after the one under way. If the loss is still
+In a run with a gate (`[round] loss_gate`), a rise holds the run (R28): no round is opened after the current one. If the loss is still
 up once that one is over and measured, the host goes back to the last good commit; else the hold is lifted. After MOST_AGAIN rewinds in
 few rounds the gate tells and does nothing: what spoils the run is not in the rounds then.
 
-Rules: R28 (protocol/rounds/RULES.md).
+Rules: R26, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ HOLD_S: Final = 600
 """A hold lasts so long, in seconds: the run goes on by itself if the host is gone."""
 
 STILL_S: Final = 15.0
-"""The round under way is over when no commit came for so long."""
+"""The round under way is over when a hold has lasted so long, and no commit came for so long."""
 
 MEASURED_WITHIN_S: Final = 120.0
 """So long after a hold the round under way has to be over and measured. Then the commits that are measured decide."""
@@ -170,7 +170,7 @@ def measures_on(links: Sequence[ChainLink], points: Iterable[LossPoint], kind: s
 
 @dataclass(frozen=True, slots=True)
 class GateFacts:
-    """What the gate decides from.
+    """The facts from which the gate decides.
 
     Attributes:
         links: the newest commits of the followed lineage, oldest first, AGAIN_WITHIN at least where there are so many.
@@ -217,7 +217,7 @@ GateAction = SignHold | LiftHold | GoBack
 
 
 def next_action(facts: GateFacts) -> tuple[GateAction | None, str]:
-    """What the gate does now, if anything, and why in one sentence; no sentence while the loss is as it should be."""
+    """The next action of the gate, if there is one, and why in one sentence; no sentence while the loss is as it should be."""
     rise, hold = agreed_rise(facts.measures), facts.hold
     is_held = hold is not None and hold.number > facts.number and hold.is_on(facts.now_unix_s)
     if rise is None:
@@ -230,7 +230,7 @@ def next_action(facts: GateFacts) -> tuple[GateAction | None, str]:
         return SignHold(number, rise), f"{rise.words}: no round is opened until the host has decided"
     held_s = facts.now_unix_s - hold.unix_s
     is_measured = facts.measures[-1].index == facts.links[-1].index and facts.measures[-1].is_agreed
-    if held_s < MEASURED_WITHIN_S and (facts.still_s < STILL_S or not is_measured):
+    if held_s < MEASURED_WITHIN_S and (min(held_s, facts.still_s) < STILL_S or not is_measured):
         return None, f"{rise.words}; the run is held until its newest round is measured"
     good = next(link for link in facts.links if link.index == rise.good.index)
     num_back = facts.links[-1].index - good.index

@@ -34,6 +34,7 @@ from protocol.rounds.lineage.lineage import (
     best_head,
     best_stood_on,
     is_outvoted,
+    is_taken_back,
     tree_of,
 )
 from protocol.rounds.messages.record import CommitRecord
@@ -139,11 +140,14 @@ def _is_stood_on(fork: ChainLink, links: KnownLinks, kept: Followed, heads: Peer
 
 
 def _forked(links: KnownLinks, new: Sequence[Verified]) -> tuple[ChainLink, ...]:
-    made = [item.link for item in new if not item.link.is_lone]
+    made = [item.link for item in new if not item.link.is_lone and not item.link.rewind]
 
     def beside(link: ChainLink) -> list[ChainLink]:
         known = links.children(link.parent) if link.parent is not None else ()
-        return [*(each for each in known if not each.is_lone), *(each for each in made if each.parent == link.parent)]
+        return [
+            *(each for each in known if not each.is_lone and not each.rewind),
+            *(each for each in made if each.parent == link.parent),
+        ]
 
     return tuple(link for link in made if len(beside(link)) > 1)
 
@@ -193,8 +197,9 @@ class ChainLog:
         """Number of forks that may still be followed: ends of the tree other than the head."""
         if not self._tree.has_fork:
             return 0
-        nodes = self._tree.nodes
-        return len(nodes.keys() - {node.link.parent for node in nodes.values()} - {self._head.commit})
+        nodes, head = self._tree.nodes, self._head.commit
+        ends = nodes.keys() - {node.link.parent for node in nodes.values()} - {head}
+        return sum(not is_taken_back(self._tree, head, end) for end in ends)
 
     def knows(self, commit: CommitId) -> bool:
         """Whether this commit, or genesis, was verified here."""

@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 
 from coordinator.audits.loss_gate_core import measures_of, rise_in
 from coordinator.helper.reach_core import Reach
+from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import MAX_EVENTS, EventRow, RunMemory
 from coordinator.presence.presence import LIVE_S, PeerEntry, num_live
 from coordinator.progress.heldout_core import WHOLE
@@ -168,7 +169,7 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
         )
     elif after.num_forks < before.num_forks:
         yield _NewEvent("run", "one of the branches is not followed any more")
-    rise, had_risen = (rise_in(measures_of(each.loss_points, WHOLE)) for each in (after, before))
+    rise, had_risen = (rise_in(measures_of(_followed_points(each), WHOLE)) for each in (after, before))
     if rise is not None and had_risen is None:
         yield _NewEvent("trouble", rise.words)
     elif had_risen is not None and rise is None:
@@ -188,6 +189,13 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
         yield _NewEvent("trouble", f"round {after.missing[0].index} is missing here; it is being asked for")
     elif before.missing and not after.missing:
         yield _NewEvent("run", "all rounds that were missing are here")
+
+
+def _followed_points(picture: RunPicture) -> Iterator[LossPoint]:
+    """The points of commits that are followed, as far as the shown rounds tell."""
+    places = {(timed.row.index, timed.total_tokens) for timed in picture.rounds}
+    first = min((index for index, _ in places), default=0)
+    return (each for each in picture.loss_points if each.index < first or (each.index, each.tokens) in places)
 
 
 _ARRIVAL: Final[Mapping[str, str]] = {
@@ -222,6 +230,8 @@ def _peers(were: Mapping[PeerId, str], are: Mapping[PeerId, str], chosen: Mappin
 
 def _round(timed: TimedRound) -> _NewEvent:
     row = timed.row
+    if row.is_rewind:
+        return _NewEvent("trouble", f"the host took rounds back: the run goes on from round {row.index - 1}")
     number = len(row.members)
     text = f"round {row.index}: {number} counted" if number != 1 else f"round {row.index}: one counted"
     if row.coverage < 1.0:

@@ -40,8 +40,11 @@ log = structlog.get_logger()
 FILE_NAME: Final = "hold"
 HOLD_CHANNEL: Final = "hold"
 CALL_WITHIN_S: Final = 5.0
-NUM_CALLED: Final = 4
-"""Members that a peer calls out a new hold to, each once."""
+NUM_NEXT: Final = 2
+NUM_DRAWN: Final = 3
+"""Members that a peer calls out a new hold to, each once: the next ones in the order of peer ids, so that everybody is somebody's, and
+some that its own order draws, so that it spreads fast.
+"""
 
 _MOST_TOLD: Final = 100
 """Refusals that are told; further ones are not."""
@@ -141,7 +144,7 @@ class HostGate:
         while True:
             changed = self._changed
             if self.hold is not None:
-                for peer in asking_order(network.peer_id, members())[:NUM_CALLED]:
+                for peer in called_by(network.peer_id, members()):
                     await self._call(network, peer)
             await changed.wait()
 
@@ -156,6 +159,14 @@ class HostGate:
         await check(peer)
         await self.take(GateNews(request), peer_name(peer))
         return self._sealed
+
+
+def called_by(me: PeerId, members: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """The members that a peer calls a new hold out to."""
+    others = sorted(peer for peer in set(members) if peer != me)
+    later = [peer for peer in others if peer > me]
+    following = [*later, *others][:NUM_NEXT]
+    return tuple(dict.fromkeys((*following, *asking_order(me, others)[:NUM_DRAWN])))
 
 
 async def opened_gate(folder: Path, membership: Membership, start: bytes, verifier: Verifier, clock: Clock) -> HostGate:

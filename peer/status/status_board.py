@@ -133,7 +133,7 @@ class RoundTally:
     def committed(self, link: ChainLink, traffic: TrafficCount | None, unix_s: float) -> None:
         """A round was applied here. `traffic`: payload of this process so far, None before there is a network."""
         record = link.record
-        if record is None:
+        if record is None or record.rewind:
             return
         credited = sum(c.credited_tokens for c in record.contributors)
         shares = {c.peer: c.credited_tokens / credited if credited else 0.0 for c in record.contributors}

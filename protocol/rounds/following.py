@@ -339,6 +339,8 @@ def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) 
     link = path[-1].link
     state = replace(state, switching=Switching(fork, target))
     what = f"we are {len(path)} commits behind" if fork == state.link.commit else "another lineage is preferred to ours"
+    if fork != state.link.commit and path[0].link.rewind:
+        what = f"the host took the rounds after {path[0].link.index - 1} back"
     reason = f"{what}: fetching {short(target)} with {link.total_tokens:,} tokens"
     return RoundStep(state, (PrepareSwitch(fork, path, _holders(state, link, source), reason),), reason)
 
@@ -425,6 +427,8 @@ def switched(state: RoundState, event: Switched, now_s: float) -> RoundStep:
     )
     considered = consider(state, None, now_s)
     lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens:,} tokens"
+    if event.link.rewind:
+        lineage = f"went back to round {event.link.index - 1}, {event.link.total_tokens:,} tokens, as the host signed"
     return RoundStep(considered.state, considered.actions, considered.reason or lineage)
 
 

@@ -126,8 +126,7 @@ def _open_round(state: RoundState) -> str:
 
 
 def _why_no_attempt(state: RoundState, now_s: float) -> str:
-    is_begun = state.open.proposal is not None or state.open.acked is not None
-    if not is_begun and (held := held_because(state)):
+    if held := held_because(state):
         return held
     if not state.can_contribute:
         return "we lead none while there is nothing verified to train on, or no trainer"

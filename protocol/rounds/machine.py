@@ -75,7 +75,7 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
 from protocol.rounds.orders import Action, AnswerWithCertificate, BeginExchange, PrepareContribution
 from protocol.rounds.participants import ask_left_out, doubting_leader
-from protocol.rounds.queries import base_opener
+from protocol.rounds.queries import base_opener, held_because
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import (
     AnnouncedTimes,
@@ -424,7 +424,7 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal, now_s: 
 def _why_closed(state: RoundState) -> str:
     if state.open.committing is not None:
         return f"a commit on this base is already being applied: {short(state.open.committing)}"
-    return "we are leaving: no further round is joined" if state.is_leaving else ""
+    return "we are leaving: no further round is joined" if state.is_leaving else held_because(state)
 
 
 def _mend(state: RoundState, sender: PeerId, mend: Mend) -> RoundStep:

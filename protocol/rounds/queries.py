@@ -14,7 +14,7 @@ from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, say
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
-from protocol.rounds.lineage.rewind import counted_only
+from protocol.rounds.lineage.rewind import counted_only, set_back_problem
 from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
@@ -263,9 +263,16 @@ def _drawn_order(state: RoundState, peers: list[PeerId]) -> tuple[PeerId, ...]:
 
 
 def held_because(state: RoundState) -> str:
-    """Why no round is opened: the host holds the run, and its rewind has not come yet (R28). Empty if it may be."""
-    hold = state.barred.hold
-    if hold is None or hold.unit != state.config.unit or hold.is_followed(state.tree.behind(state.link.commit)):
+    """Why no round is opened or joined: the host holds the run, and its rewind has not come yet (R28). Empty if one may be. A
+    round that has begun on this base goes on to its end.
+    """
+    hold, is_begun = state.barred.hold, state.open.proposal is not None or state.open.acked is not None
+    if (
+        hold is None
+        or is_begun
+        or hold.unit != state.config.unit
+        or hold.is_followed(state.tree.behind(state.link.commit))
+    ):
         return ""
     return hold.words
 
@@ -308,10 +315,12 @@ def stands_with_us(state: RoundState, view: PeerView) -> bool:
 
 
 def citation_problem(state: RoundState, record: CommitRecord | None) -> str:
-    """Why a new record of another unit than the spine may not be acked; empty if it cites the spine that we follow. Else a leader
-    could cite what nobody knows, and any commit that cites the followed spine, one that it signed alone too, would come before the
-    record and all that follows it (R23).
+    """Why a new record may not be acked: it counts a peer that a rewind sets back (R28), or is of another unit and does not cite the spine
+    that we follow. Else a leader could cite what nobody knows, and any commit that cites the followed spine, one that it signed alone
+    too, would come before the record and all that follows it (R23).
     """
+    if problem := set_back_problem(state.tree.behind(state.link.commit), record):
+        return problem
     if state.spine is None or record is None or state.spine.standing(record.spine) is Standing.FOLLOWED:
         return ""
     return f"it cites {short(record.spine)}; expected a commit of the spine that we follow"

@@ -22,7 +22,6 @@ from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrder
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, may_vote_next, record_problem
-from protocol.rounds.lineage.rewind import set_back_problem
 from protocol.rounds.lineage.rule_numbers import SIGNED, takes_turns
 from protocol.rounds.lineage.turns import left_out
 from protocol.rounds.messages.messages import (
@@ -45,6 +44,7 @@ from protocol.rounds.participants import takes_part, with_voters
 from protocol.rounds.queries import (
     base_opener,
     citation_problem,
+    held_because,
     idle_patience_s,
     is_alive,
     is_gone,
@@ -161,8 +161,7 @@ def _broken_rule(state: RoundState, settle: Settle, link: ChainLink, now_s: floa
     problem = _why_not_right(state, settle, link, leaves)
     if problem or (link.record is not None and link.record.ballot != settle.ballot):
         return problem  # a record that was acked before has to be finished as it is, whoever came back since
-    set_back = set_back_problem(state.tree.behind(state.link.commit), link.record)
-    return set_back or citation_problem(state, link.record) or _why_not_fair(state, link, leaves, now_s)
+    return citation_problem(state, link.record) or _why_not_fair(state, link, leaves, now_s)
 
 
 def _why_not_right(state: RoundState, settle: Settle, link: ChainLink, leaves: Mapping[PeerId, Leave]) -> str:
@@ -281,15 +280,15 @@ def _moved(what: str, base: CommitId, state: RoundState) -> str:
 def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> RoundStep:
     """A peer asks whether it may take over: agree if we, too, find the opener gone or overdue (R6)."""
     if request.ballot.peer != sender:
-        remark = f"{short(sender)} asked about a ballot of {short(request.ballot.peer)}; expected its own"
-        return RoundStep(state, remark=remark)
+        other = f"a ballot of {short(request.ballot.peer)}"
+        return RoundStep(state, remark=f"{short(sender)} asked about {other}; expected its own")
     objection = _objection(state, sender, request, now_s)
     if objection is not None:
         leads_s = attempt.left_s(state, now_s) if objection else 0.0
         return RoundStep(state, (_answer(state, sender, request.ballot, objection, leads_s),))
     opener = leading.expected_opener(state)
-    question = PendingPreVote(sender, request.ballot, opener, now_s)
-    asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
+    others, question = state.open.asked, PendingPreVote(sender, request.ballot, opener, now_s)
+    asked = (*(each for each in others if each.asker != sender), question)[-MAX_ASKED:]
     state = replace(state, open=replace(state.open, asked=asked))
     why = f"{short(sender)} would take over from {short(opener)}: is it there?"
     return RoundStep(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),))
@@ -319,8 +318,8 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
         return "it was promised an attempt on this base only now"
     if request.lone and not may_be_lone(state, now_s):
         return "a quorum of the base roster was in reach lately"
-    if opened.committing is not None:
-        return "a commit is being applied"
+    if closed := "a commit is being applied" if opened.committing is not None else held_because(state):
+        return closed
     led = opened.leading
     if led is not None and led.stage in ("collecting", "settling"):
         return f"leading attempt {led.ballot.attempt}"

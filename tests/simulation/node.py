@@ -18,7 +18,7 @@ from averaging.rounds.exchange import exchange_driver as exchanging
 from averaging.rounds.external_reducer import UnitShape
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lineage.head_state import AppliedCommit, BeginShift
-from averaging.rounds.lineage.round_context import AuditContext, RoundContext
+from averaging.rounds.lineage.round_context import AuditContext, HostWord, RoundContext
 from averaging.rounds.lineage.round_reports import Contributed, HeadsMoved, RoundCommitted, RoundReport, SumConvicted
 from averaging.rounds.lineage.unit_chain import PreparedSwitch, UnitChain
 from averaging.rounds.lineage.updates import UnitContext
@@ -40,6 +40,7 @@ from protocol.errors import PotluckError
 from protocol.identity.envelope import seal
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.hold import Hold
 from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
@@ -249,6 +250,9 @@ class Node:
         self.bans: set[PeerId] = set()
         """The peers that the entries of its book name."""
 
+        self.hold: Hold | None = None
+        """The host's hold that is on its disk."""
+
         self.roster: CredentialCache | None = None
         """The peers that have shown a credential, if a story is about that; otherwise everybody is a member."""
 
@@ -442,6 +446,7 @@ class Node:
             publish,
             mixing,
             credential=admission,
+            host_word=HostWord(hold=lambda: self.hold),
             audits=AuditContext(
                 random.Random(f"audits {world.seed}/{self.number}/{self.session}").random,
                 ProofFiles(self._storage(self._folder(unit))),

@@ -148,6 +148,10 @@ function tasks() {
 }
 
 function readRound(round) {
+  if (!round.members.length) {
+    el("round").textContent = `Round ${round.index}: the host took the rounds after it back; nobody is counted.`;
+    return;
+  }
   const by = names(), named = peer => by[peer] || peer.slice(-6);
   const shares = Object.entries(round.weights).map(([peer, share]) => `${named(peer)} ${(100 * share).toFixed(0)}%`);
   const out = round.omitted.filter(o => o.reason !== NO_PART).map(o => `${named(o.peer)} left out: ${o.reason}`);

@@ -298,6 +298,14 @@ def is_outvoted(fork: ChainLink, lone: ChainLink, other: ChainLink) -> bool:
     return not other.is_lone or _num_voters(fork, lone) < _num_voters(fork, other)
 
 
+def is_taken_back(tree: CommitTree, head: CommitId, end: CommitId) -> bool:
+    """Whether the lineage of `head` leaves that of `end` with a newer rewind: then nobody comes to follow `end` (R28)."""
+    fork = tree.common(head, end)
+    ours, theirs = (tree.path(fork, each) or () if fork is not None else () for each in (head, end))
+    newest = max((node.link.rewind for node in ours), default=0)
+    return newest > max((node.link.rewind for node in theirs), default=0)
+
+
 def _num_voters(fork: ChainLink, lone: ChainLink) -> int:
     voters = frozenset(fork.roster)
     return sum(peer in voters for peer in lone.roster)

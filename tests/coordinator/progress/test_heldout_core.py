@@ -15,8 +15,11 @@ from coordinator.progress.heldout_core import (
     Turns,
     expert_kind,
     heard_of,
+    num_voices,
     place_of,
     settled,
+    settled_by_many,
+    voices_of,
 )
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId, RunId, UnitName
@@ -166,3 +169,68 @@ def test_in_a_pipeline_run_the_replicas_of_the_last_stage_take_turns() -> None:
     first, second = evaluator_order(RUN, stage, 7, (STRANGER, PEERS[0]))
     assert [value.ahead for peer in (first, second) for value in _heard(peer, turns=turns)] == [(), (first,)]
     assert heard_of(PEERS[1], _result(), LINK, turns).refused
+
+
+# --- several evaluators ---------------------------------------------------------------------------------------------------------
+
+MANY = tuple(PeerId(f"peer{place}") for place in range(5))
+MANY_LINK = ChainLink(TRUNK, CommitId(b"c" * 32), 7, MANY, 700, 100)
+ORDER = evaluator_order(RUN, TRUNK, 7, MANY)
+
+
+def _said(place: int, nats: float) -> Measured:
+    return heard_of(ORDER[place], _result(nats=nats), MANY_LINK, WHOLE_RUN).values[0]
+
+
+def _of_many(
+    values: Sequence[Measured],
+    shown: Sequence[LossPoint] = (),
+    live: Collection[PeerId] = MANY,
+    head_index: int = 7,
+    followed: CommitId = MANY_LINK.commit,
+) -> Settled:
+    lineage = Lineage({followed}, head_index, live)
+    return settled_by_many(values, {place_of(point): point for point in shown}, lineage)
+
+
+@pytest.mark.parametrize(
+    ("nats", "expected"),
+    [((2.0,), 2.0), ((9.0, 2.0), 2.0), ((2.0, 9.0, 3.0), 3.0), ((900.0, 2.0, 2.1), 2.1), ((0.0, 2.0, 2.1), 2.0)],
+)
+def test_of_several_evaluators_the_lower_median_is_shown_so_one_of_three_moves_nothing(
+    nats: tuple[float, ...], expected: float
+) -> None:
+    now = _of_many([_said(place, value) for place, value in enumerate(nats)])
+    assert [(point.nats, point.peer) for point in now.added] == [(expected, ORDER[0])]
+    assert len(now.waiting) == len(nats), "they stay for those that come later"
+
+
+def test_a_fourth_evaluator_counts_only_while_one_before_it_is_away() -> None:
+    values = [_said(0, 2.0), _said(1, 2.0), _said(3, 9.0), _said(4, 9.0)]
+    assert num_voices(voices_of(values, Lineage({LINK.commit}, 7, MANY)), _point(2.0)) == 2
+    away = [peer for peer in MANY if peer != ORDER[2]]
+    voices = voices_of(values, Lineage({LINK.commit}, 7, away))
+    assert num_voices(voices, _point(2.0)) == 3
+    assert num_voices(voices, LossPoint("heldout", 8, 800, 2.0, ORDER[0])) is None
+
+
+def _point(nats: float) -> LossPoint:
+    return LossPoint("heldout", 7, 700, nats, ORDER[0])
+
+
+def test_a_point_moves_as_others_come_and_is_written_once() -> None:
+    first = _of_many([_said(0, 9.0)])
+    assert first.added == (_point(9.0),)
+    again = _of_many(first.waiting, first.added)
+    assert (again.added, again.replaced) == ((), ())
+    later = _of_many((*again.waiting, _said(1, 2.0)), first.added)
+    assert (later.added, later.replaced) == ((_point(2.0),), first.added)
+
+
+def test_an_evaluator_has_one_voice_its_last_and_another_lineage_or_an_old_commit_has_none() -> None:
+    twice = _of_many([_said(0, 9.0), _said(0, 2.0)])
+    assert (twice.added, len(twice.waiting)) == ((_point(2.0),), 1)
+    beside = _of_many([_said(0, 2.0)], followed=CommitId(b"e" * 32))
+    assert (beside.added, len(beside.waiting)) == ((), 1)
+    old = _of_many([_said(0, 2.0)], followed=CommitId(b"e" * 32), head_index=7 + WAITS_FOR_COMMITS)
+    assert old.waiting == ()

@@ -38,6 +38,14 @@ def test_one_of_those_that_are_here_measures_and_nobody_outside_the_roster_does(
         assert _measuring(_link(index, PEERS[:2]), {*PEERS[2:]}) == []
 
 
+def test_with_three_seats_three_of_those_that_are_here_measure() -> None:
+    for index in range(50):
+        here = {*PEERS[:5]}
+        measuring = [me for me in here if EvaluationTurns(RUN, me, here.__contains__, 3).is_commit_ours(_link(index))]
+        assert len(measuring) == 3
+        assert set(_measuring(_link(index), here)) <= set(measuring)
+
+
 def test_another_record_on_the_same_base_is_measured_by_the_same_peer() -> None:
     for index in range(50):
         other = replace(_link(index), commit=CommitId(b"o" * 32))

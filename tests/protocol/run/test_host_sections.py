@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from pydantic import ValidationError
 
@@ -11,8 +13,11 @@ from protocol.run.host_sections import (
     AdmissionSection,
     CheckpointSection,
     door_problem,
+    gate_problem,
+    has_loss_gate,
     with_open_door,
 )
+from protocol.run.round_section import RoundSection
 
 
 def test_left_out_the_sections_have_their_defaults() -> None:
@@ -60,3 +65,31 @@ def test_the_flag_opens_the_door_and_sets_the_guard_unless_the_file_names_one() 
     given = with_open_door({"admission": {"credential_days": 3}, "round": {"robust": "clip", "codec": "int8"}})
     assert given["admission"] == {"credential_days": 3, "open": True}
     assert given["round"] == {"robust": "clip", "codec": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_open", "mode", "shards", "expected"),
+    [
+        (None, True, "overlap", "data", True),
+        (None, False, "overlap", "data", False),
+        (True, False, "blocking", "data", True),
+        (False, True, "overlap", "data", False),
+        (None, True, "streaming", "data", False),
+        (None, False, "overlap", "expert", False),
+    ],
+)
+def test_an_open_run_of_one_unit_has_a_loss_gate_if_its_file_says_nothing_else(
+    asked: bool | None, is_open: bool, mode: Literal["overlap", "blocking", "streaming"], shards: str, expected: bool
+) -> None:
+    section = RoundSection(target_tokens=1, mode=mode, loss_gate=asked)
+    assert has_loss_gate(section, AdmissionSection(open=is_open), shards) is expected
+    assert gate_problem(section, shards) == ""
+
+
+@pytest.mark.parametrize(("mode", "shards"), [("streaming", "data"), ("overlap", "expert"), ("overlap", "pipeline")])
+def test_a_gate_for_a_model_of_several_parts_is_refused(
+    mode: Literal["overlap", "blocking", "streaming"], shards: str
+) -> None:
+    problem = gate_problem(RoundSection(target_tokens=1, mode=mode, loss_gate=True), shards)
+    assert "they cannot go back together" in problem
+    assert 'expected shards = "data"' in problem

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from protocol.ids import PeerId, RunId, UnitName
-from protocol.rounds.lineage.evaluators import evaluator_order, is_turn_of
+from protocol.rounds.lineage.evaluators import NUM_EVALUATORS, evaluator_order, is_turn_of
 
 RUN, UNIT = RunId(b"r" * 32), UnitName("whole")
 PEERS = tuple(PeerId(f"peer {number}") for number in range(8))
@@ -35,3 +35,9 @@ def test_the_first_of_the_order_measures_and_the_next_one_only_while_those_befor
             assert is_turn_of(me, (first, second, third), here.__contains__) is (me == whose)
     assert is_turn_of(third, (first, second, third), set().__contains__), "oneself is always here"
     assert not is_turn_of(PEERS[5], (first, second), set().__contains__), "and measures only if it is in the order"
+
+
+def test_with_several_seats_the_first_that_are_here_measure() -> None:
+    here = {PEERS[1], PEERS[3], PEERS[4], PEERS[6]}
+    measure = [me for me in sorted(here) if is_turn_of(me, PEERS, here.__contains__, NUM_EVALUATORS)]
+    assert measure == [PEERS[1], PEERS[3], PEERS[4]]

@@ -105,6 +105,20 @@ def test_a_held_run_ends_the_round_under_way_and_opens_no_other() -> None:
     assert all("the host holds the run" in step.waiting for seat in table.live() for _, step in seat.steps[-1:])
 
 
+def test_an_opener_that_does_not_know_of_a_hold_opens_no_round_that_a_quorum_knows_of() -> None:
+    table = Table(3, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(3), 200.0)
+    hold, deaf = replace(HOLD, good_index=1, bad_index=3), table.live()[0]
+    table.holds = {seat.peer: hold for seat in table.others(deaf)}
+    table.run_for(30.0)
+    index = deaf.head.index
+    table.run_for(200.0)
+    assert {seat.head.index for seat in table.live()} == {index}
+    assert not deaf.head.is_lone
+    table.holds = {}
+    table.run_until(lambda: table.all_at(index + 2), 400.0)
+
+
 def test_a_run_goes_on_when_the_hold_is_over() -> None:
     table = _held_table(3)
     table.run_for(60.0)
