@@ -35,7 +35,7 @@ OUTER_STEPS: Final = (
     OuterStep("nesterov", 0.2, 0.9),
     OuterStep("nesterov", 0.7, 0.5),
 )
-SPARSE_OUTER: Final = (MEAN, OuterStep("mean", 1.5, 0.0), OuterStep("mean", 2.0, 0.0))
+SPARSE_OUTER: Final = (MEAN, *(OuterStep("mean", rate, 0.0) for rate in (1.5, 2.0, 3.0)))
 BETAS: Final = (0.8, 0.95, 1.0)
 CODECS: Final = ("fp32", "int8", "e3m0", "topk")
 STREAMED: Final = ("int8", "e3m0")
