@@ -267,14 +267,9 @@ def held_because(state: RoundState) -> str:
     round that has begun on this base goes on to its end.
     """
     hold, is_begun = state.barred.hold, state.open.proposal is not None or state.open.acked is not None
-    if (
-        hold is None
-        or is_begun
-        or hold.unit != state.config.unit
-        or hold.is_followed(state.tree.behind(state.link.commit))
-    ):
+    if hold is None or is_begun or hold.unit != state.config.unit:
         return ""
-    return hold.words
+    return "" if hold.is_followed(state.tree.behind(state.link.commit)) else hold.words
 
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
