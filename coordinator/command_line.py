@@ -130,7 +130,7 @@ def invite(
 
     line = commands.make_invite(state_dir, uses=uses, hours=hours)
     typer.echo(line)
-    typer.echo(with_folder(commands.invite_note(line)), err=True)
+    typer.echo(with_folder(commands.invite_note(line, state_dir)), err=True)
     if qr:
         columns = shutil.get_terminal_size().columns
         lines = qr_lines(line, columns)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from averaging.system.output_file import is_printed, write_output
-from coordinator.run.hosted_folder import host_folder, require_run
+from coordinator.run.hosted_folder import host_folder, is_running, require_run
 from protocol.errors import ConfigError, StorageError
 
 _MOST_USES: Final = 100_000
@@ -50,7 +50,7 @@ def init_run(path: Path, shards: str = "data", source: str = "") -> None:
         return
     try:
         with path.open("x", encoding="utf8") as file:
-            file.write(text)
+            file.write(text.replace("potluck host run.toml", f"potluck host {path.name}", 1))
     except FileExistsError as error:
         raise ConfigError(f"{path} exists already", "a new file", "choose another name or remove it") from error
     except OSError as error:
@@ -132,15 +132,18 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
         return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time()).line
 
 
-def invite_note(line: str) -> str:
-    """The limits and the use of an invite that was just made, and how to withdraw it, in one line."""
+def invite_note(line: str, state_dir: Path | None) -> str:
+    """The limits and the use of an invite that was just made, how to withdraw it, and that its host does not run if so. Blocks."""
     from coordinator.admission.greeting import invite_limits
     from coordinator.admission.invites import invite_id
+    from coordinator.run.start_command import last_command
     from protocol.identity.invite import decode_invite
 
     invite = decode_invite(line)
     limits = invite_limits(invite.max_uses, invite.expires_unix_s)
-    return f"{limits}; on their machines: potluck join LINE; to withdraw it: potluck invite withdraw {invite_id(line)}"
+    note = f"{limits}; on their machines: potluck join LINE; to withdraw it: potluck invite withdraw {invite_id(line)}"
+    folder = host_folder(state_dir)
+    return note if is_running(folder) else f"{note}; nobody can join before the host runs: {last_command(folder)}"
 
 
 def list_invites(state_dir: Path | None) -> list[dict[str, object]]:

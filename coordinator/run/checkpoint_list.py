@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
 
 NONE_YET: Final = (
-    "no checkpoint yet: a host writes one after each checkpoint.every_rounds of run.toml; on a peer's machine, take its own model: "
-    "potluck generate latest"
+    "no checkpoint yet: a host writes one every few rounds, by every_rounds in its run.toml; "
+    "a peer has a model of its own: potluck generate latest"
 )
 """In place of an empty list."""
 

@@ -32,10 +32,11 @@ def _loss_line(status: Mapping[str, object]) -> str:
         if rows:
             each = _of_experts(status) if name == "heldout" else ""
             parts.append(f"{label} {bits(rows[-1].get('nats'))}{each}")
+    parts = parts or ["not known yet"]
     marks = status.get("yardsticks")
     if isinstance(marks, dict):
         zlib, pairs = _number(marks, "zlib_bits_per_byte"), bits(marks.get("pairs_nats_per_byte"))
-        parts.append(f"to beat: zlib {zlib:.3f}, a table of byte pairs {pairs}")
+        parts.append(f"where zlib has {zlib:.3f}, and a table of byte pairs {pairs}")
     return "bits per byte: " + ", ".join(parts)
 
 

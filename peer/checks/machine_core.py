@@ -410,7 +410,8 @@ def _disk(disk: Disk | Unread, run_disk_bytes: int) -> Finding:
     if disk.free_bytes < DISK_LEAST_BYTES:
         return Finding("disk", Level.FAIL, f"{found}; a peer needs {in_bytes(DISK_LEAST_BYTES)} for itself", fix)
     # Without a run its size is unknown; only its data has a limit.
-    takes = f"{'the last run' if run_disk_bytes else 'the data of a run'} takes at most {in_bytes(needed_bytes)}"
+    what = "the last run and its data take" if run_disk_bytes else "the data of a run takes"
+    takes = f"{what} at most {in_bytes(needed_bytes)}"
     if disk.taken_bytes:
         takes += f", {in_bytes(disk.taken_bytes)} of it there"
     if disk.free_bytes < missing_bytes:

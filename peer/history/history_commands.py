@@ -53,6 +53,8 @@ def _histories(state_dir: Path | None, run: str) -> list[RunHistory]:
     if not found:
         of_run = f" of {printable(run)[:80]}" if run else ""
         raise ConfigError(
-            f"no history{of_run} in {folder}", "a run that this peer trained in", "potluck join begins one"
+            f"no history{of_run} in {folder}",
+            "a run that this peer trained in",
+            "it begins with the peer's first round",
         )
     return found

@@ -12,6 +12,7 @@ from peer.history.round_log import HISTORY_FOLDER
 from peer.membership.named_run import run_name
 from peer.membership.saved_membership import last_run_folder, run_folders
 from peer.owner.user_service import unit_path
+from peer.profile.profile_files import PROFILE_FOLDER
 from peer.settings.config import PeerConfig
 from peer.status.local_view import LOG_NAME
 from peer.training.replica.compile_folder import COMPILE_FOLDER
@@ -48,6 +49,7 @@ def of_folder(folder: Path) -> list[Place]:
         measured("data cache", folder / DATA),
         measured("history", folder / HISTORY_FOLDER),
         measured("compiled code", folder / COMPILE_FOLDER, "may be deleted"),
+        measured("profile", folder / PROFILE_FOLDER, "may be deleted"),
         measured("identity", folder / IDENTITY, "keep a copy: it is you"),
         measured("log", folder / LOG_FOLDER / LOG_NAME),
         measured("settings of the last start", folder / SETTINGS_FILE),

@@ -18,6 +18,7 @@ from averaging.host.log_file import LOG_FOLDER
 from averaging.host.used_settings import SETTINGS_FILE
 from averaging.system.known_places import Place, measured
 from averaging.system.usual_folders import state_root
+from peer.cards.layout_speeds import SPEEDS_FILE
 from peer.checks.reach import TOLD_FILE
 from peer.history.round_log import HISTORY_FOLDER
 from peer.installed.places import DATA, IDENTITY
@@ -26,6 +27,7 @@ from peer.owner.daily_traffic import TRAFFIC_FILE
 from peer.owner.pause_file import PAUSE_FILE
 from peer.owner.running_peer import PROCESS_FILE, running_peer, stop_peer
 from peer.owner.user_service import UNIT, Runner, remove_service, run_systemctl
+from peer.profile.profile_files import PROFILE_FOLDER
 from peer.settings.config import PeerConfig
 from peer.status.status import FINAL_STATUS_FILE
 from peer.training.replica.compile_folder import COMPILE_FOLDER
@@ -41,6 +43,7 @@ _OURS: Final = {
     LOG_FOLDER: "logs",
     HISTORY_FOLDER: "history of your rounds",
     COMPILE_FOLDER: "compiled code of training",
+    PROFILE_FOLDER: "profile of training steps",
     IDENTITY: "identity: without a copy nobody can be this peer again",
 }
 """The large parts of a state folder."""
@@ -50,6 +53,7 @@ _SMALL: Final = (
     "session",
     ADDRESSES_FILE,
     TOLD_FILE,
+    SPEEDS_FILE,
     TRAFFIC_FILE,
     PAUSE_FILE,
     PROCESS_FILE,

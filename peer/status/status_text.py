@@ -186,7 +186,8 @@ def progress(status: PeerStatus) -> str:
 
 def speed(status: PeerStatus) -> str:
     """Tokens per second and the loss of the latest steps."""
-    return f"{whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte"
+    loss = "no loss yet" if status.loss is None else f"{bits(status.loss)} bits per byte"
+    return f"{whole(status.tokens_per_s)} tokens/s, {loss}"
 
 
 def card_line(status: PeerStatus) -> str:

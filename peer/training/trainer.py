@@ -212,7 +212,7 @@ class WorkerTrainer:
             tokens_ready=self._last.others_ready[unit - 1] if unit else self._last.tokens_ready,
             tokens_trained=self._trained_before + self._last.tokens_trained,
             loss_nats=loss,
-            tokens_per_s=self._speed.tokens_per_s(trio.current_time()),
+            tokens_per_s=0.0 if self._is_paused else self._speed.tokens_per_s(trio.current_time()),
             restarts=self._restarts,
             state="held" if self._is_held else self._state,
             reason=self._held_because if self._is_held else self._reason,
@@ -241,7 +241,8 @@ class WorkerTrainer:
     def cards(self) -> tuple[CardState, ...]:
         """The known facts of each card that trains."""
         trained = self._trained_before + self._last.tokens_trained
-        return self._cards.states(self._speed.tokens_per_s(trio.current_time()), trained)
+        tokens_per_s = 0.0 if self._is_paused else self._speed.tokens_per_s(trio.current_time())
+        return self._cards.states(tokens_per_s, trained)
 
     async def set_slowdown(self, factor: float) -> None:
         """Train at 1 / factor of full speed from now on."""

@@ -27,8 +27,11 @@ class Speed:
         self._counts: deque[tuple[float, int]] = deque()
 
     def note(self, now_s: float, tokens_trained: int) -> None:
-        """So many tokens since the start were trained by now."""
-        self._counts.append((now_s, tokens_trained))
+        """So many tokens since the start were trained by now. A process that obeys a command tells the count of its last step again,
+        which is no step.
+        """
+        if not self._counts or tokens_trained != self._counts[-1][1]:
+            self._counts.append((now_s, tokens_trained))
 
     def tokens_per_s(self, now_s: float) -> float:
         """Over the window that ends now; 0 before two counts."""
@@ -41,7 +44,7 @@ class Speed:
 
     @property
     def slowest_s(self) -> float:
-        """The longest time between two counts; infinite before two."""
+        """The longest time between two steps; infinite before two."""
         times_s = [time_s for time_s, _ in self._counts]
         return max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
 

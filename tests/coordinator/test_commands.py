@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from averaging.host.http_client import STATUS_ADDRESS_FILE
+from averaging.system.process_record import running_here
 from coordinator.admission.invites import InviteAddresses, remember_reach
 from coordinator.checkpoints.checkpoints import write_checkpoint
 from coordinator.command_line import add_commands
@@ -26,6 +27,7 @@ from coordinator.ledger.ledger import LEDGER_FILE, Applicant, open_ledger
 from coordinator.policy.admission import AdmissionDecision, Verdict
 from coordinator.run.hosted_folder import fetch_status
 from coordinator.run.run_files import IDENTITY_FILE, load_run, open_run
+from coordinator.run.start_command import UNKNOWN, remember_command
 from protocol.errors import ConfigError, StorageError, UnreachableError
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import open_identity
@@ -73,6 +75,7 @@ def test_init_prints_the_run_file_for_a_dash(
 def test_init_writes_the_kind_of_run_that_is_asked_for_and_nothing_for_one_that_there_is_not(tmp_path: Path) -> None:
     init_run(tmp_path / "stages.toml", "pipeline")
     assert load_run_config(tmp_path / "stages.toml").run.shards == "pipeline"
+    assert "`potluck host stages.toml` opens it" in (tmp_path / "stages.toml").read_text(encoding="utf8")
     with pytest.raises(ConfigError, match="shards is 'stages'; expected data or expert or pipeline"):
         init_run(tmp_path / "none.toml", "stages")
     assert not (tmp_path / "none.toml").exists()
@@ -133,6 +136,16 @@ def test_invites_are_listed_and_withdrawn_on_the_command_line(state: Path) -> No
     assert said.startswith(f"withdrawn: invite {row['id']}")
     shown = runner.invoke(app, ["invite", "--state-dir", str(state), "list"]).stdout
     assert shown == f"{row['id']}  used by 0 of 3  withdrawn\n"
+
+
+def test_invite_of_a_host_that_does_not_run_says_so_with_the_command_that_starts_it(state: Path) -> None:
+    app, runner = typer.Typer(), CliRunner()
+    add_commands(app, _no_models, _no_models)
+    remember_command(state, UNKNOWN)
+    said = "; nobody can join before the host runs: potluck host run.toml"
+    assert said in runner.invoke(app, ["invite", "--state-dir", str(state)]).stderr
+    with running_here(state):
+        assert "nobody can join" not in runner.invoke(app, ["invite", "--state-dir", str(state)]).stderr
 
 
 def test_complete_run_gives_no_invite(state: Path) -> None:

@@ -207,7 +207,12 @@ def test_memory(available_bytes: int, num_parameters: int, level: Level, says: s
             Level.FAIL,
             "67.1 MB free at /state; a peer needs 67.1 MB",
         ),
-        (Disk("/state", True, 100 * GIB, 0, 2 * GIB), 110 * GIB, Level.WARN, "the last run takes at most 120.3 GB"),
+        (
+            Disk("/state", True, 100 * GIB, 0, 2 * GIB),
+            110 * GIB,
+            Level.WARN,
+            "the last run and its data take at most 120.3 GB",
+        ),
         (Disk("/state", False, 100 * GIB, 0, 2 * GIB), 0, Level.FAIL, "cannot be written"),
         (Disk("/state", True, 100 * GIB, 0, 2 * GIB, "has no file locks"), 0, Level.FAIL, "another disk"),
     ],

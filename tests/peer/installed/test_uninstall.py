@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import peer
 from peer.installed.uninstall import find_installed, plan_lines, program_removal, uninstall
 from peer.owner.running_peer import running_peer
 from peer.owner.user_service import UNIT
@@ -31,6 +34,10 @@ WRITTEN = (
     "status_address",
     ".identity.4711",
 )
+
+
+NAMED = re.compile(r"state_dir / ([A-Za-z_]+|\"[^\"/]+\")")
+"""The names that the peer's modules give to files and folders of its state folder."""
 
 
 def yes(_question: str) -> bool:
@@ -64,6 +71,19 @@ def test_all_that_a_peer_wrote_is_shown_with_sizes_and_removed_after_one_yes(tmp
     assert uninstall(found, yes) == [f"removed: {state}"]
     assert not state.exists()
     assert find_installed(state, tmp_path / UNIT).is_empty
+
+
+def test_every_file_and_folder_that_the_peer_names_in_its_state_folder_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "peer"
+    folder.mkdir()
+    for path in sorted((Path(peer.__file__).parent).rglob("*.py")):
+        for word in NAMED.findall(path.read_text(encoding="utf8")):
+            module = import_module(
+                ".".join(("peer", *path.relative_to(Path(peer.__file__).parent).with_suffix("").parts))
+            )
+            (folder / (word[1:-1] if word.startswith('"') else getattr(module, word))).touch()
+    assert len(os.listdir(folder)) >= 12
+    assert find_installed(folder, tmp_path / UNIT).others == ()
 
 
 @pytest.mark.parametrize("beside", [(), ("host",)], ids=["alone", "beside a host"])
