@@ -274,10 +274,14 @@ class TrainingProcess:
         for process in self._processes:
             process.kill()
 
-    def close(self) -> None:
-        """Free the shared memory."""
+    def forget_next(self) -> None:
+        """End processes that were started for a next life: none comes soon."""
         _discard(self._next)
         self._next.clear()
+
+    def close(self) -> None:
+        """Free the shared memory."""
+        self.forget_next()
         os.close(self._memory_fd)
 
 

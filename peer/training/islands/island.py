@@ -189,6 +189,7 @@ class Island(WorkerTrainer):
             with self._living:
                 async with trio.open_nursery() as self._errands:
                     self._errands.start_soon(self._keep_alive)
+            self._process.forget_next()
             if self._misfit:
                 return
             await trio.sleep(TRIED_AGAIN_S)

@@ -338,6 +338,19 @@ async def test_the_processes_of_the_next_life_import_while_one_ends_and_those_th
     assert all(rank.code is not None for rank in fakes.ranks)
 
 
+async def test_processes_for_a_next_life_that_does_not_come_are_ended(tmp_path: Path, fakes: FakeRanks) -> None:
+    plan = training_plan(tmp_path, mesh=Mesh(shard=2))
+    process = TrainingProcess(plan.units.whole.num_elements)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.live_together, plan, ("cpu", "cpu"), _said)
+        await trio.testing.wait_all_tasks_blocked()
+        fakes.ranks[0].end(-9)
+    assert [rank.poll() for rank in fakes.ranks[2:]] == [None, None]
+    process.forget_next()
+    assert [rank.killed for rank in fakes.ranks[2:]] == [True, True]
+    process.close()
+
+
 async def test_a_daemon_that_leaves_lets_all_ranks_say_goodbye(tmp_path: Path, fakes: FakeRanks) -> None:
     plan = training_plan(tmp_path, mesh=Mesh(shard=2))
     process = TrainingProcess(plan.units.whole.num_elements)

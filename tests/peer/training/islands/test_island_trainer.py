@@ -371,6 +371,7 @@ async def test_a_card_that_was_left_out_is_tried_again_as_its_owner_wishes_by_th
         both.islands[1].end_with(Failed(reason="the card is lost", is_of_card=True, is_gone=True))
         await _death(both.islands[1], 1)
         assert both.islands[1].left_out == "the card is lost"
+        assert not both.islands[1]._process._next, "no process waits for it meanwhile"
         snapshot = await both.trainer.snapshot()
         await _adopt(both, snapshot, both.anchor_N + 0.25)
         await both.trainer.pause()
