@@ -1,9 +1,9 @@
 """Which work a peer does again, and what it finds. Pure.
 
-An auditor compares a contribution with its own replay of the same steps, and with its own delta of that round. Both are of the same
-run at the same anchor; only the replay has read the same text with the same number of steps. So the gap
+An auditor compares a contribution with the redone delta, that of the same steps done again, and with its own delta of that round. Both
+are of the same run at the same anchor; only the redone one has read the same text with the same number of steps. So the gap
 
-    cos(contribution, replay) - cos(contribution, own delta)
+    cos(contribution, redone delta) - cos(contribution, own delta)
 
 is above 0 for work on the assigned windows, and about 0 for work on others, for copies, for averages and for noise. Both deltas begin
 with the same moments, those of the auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of
@@ -35,22 +35,22 @@ Draw = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Inner products over the compared chunks: of the contribution, the replay and the auditor's own delta."""
+    """Inner products over the compared chunks: of the contribution, the redone delta and the auditor's own delta."""
 
     contribution_squared: float
-    replay_squared: float
+    redone_squared: float
     own_squared: float
-    with_replay: float
+    with_redone: float
     with_own: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The word of a replay on a contribution.
+    """The word of redone work on a contribution.
 
     Attributes:
         gap: within [-2, 2]; see above.
-        length_ratio: the length of the contribution over that of the replay, at least 0.
+        length_ratio: the length of the contribution over that of the redone delta, at least 0.
     """
 
     gap: float
@@ -59,15 +59,15 @@ class Finding:
 
 def compared(products: Products) -> Finding | None:
     """The finding, None where the auditor's own vectors say nothing. A contribution of zeros has a gap of 0."""
-    found = (products.replay_squared, products.own_squared)
+    found = (products.redone_squared, products.own_squared)
     if not all(0.0 < squared < math.inf for squared in found) or not math.isfinite(products.contribution_squared):
         return None
     if not products.contribution_squared > 0.0:
         return Finding(0.0, 0.0)
     length = math.sqrt(products.contribution_squared)
-    with_replay = products.with_replay / (length * math.sqrt(products.replay_squared))
+    with_redone = products.with_redone / (length * math.sqrt(products.redone_squared))
     with_own = products.with_own / (length * math.sqrt(products.own_squared))
-    return Finding(with_replay - with_own, length / math.sqrt(products.replay_squared))
+    return Finding(with_redone - with_own, length / math.sqrt(products.redone_squared))
 
 
 def why_no_audit(
@@ -95,7 +95,7 @@ def why_no_audit(
 
 def audits_round(share: float, own: PeerStanding, draw: Draw) -> bool:
     """Whether this peer, of standing `own`, does somebody's work of a round again. It is drawn before the round, since the moments of
-    its beginning are needed. `share`, 0 to 1, is that of rounds; a replay takes as many steps as a round, so it is also that of steps.
+    its beginning are needed. `share`, 0 to 1, is that of rounds, and of steps: redone work takes as many as a round.
     """
     return own.may_reduce and draw() < share
 

@@ -28,6 +28,7 @@ from protocol.rounds.lineage.record_rules import (
     weight_cap,
 )
 from protocol.rounds.lineage.rule_numbers import cap_factor_of
+from protocol.rounds.lineage.stranger_weights import weights_of
 from protocol.rounds.messages.bounds import MAX_SLICES, MAX_TOKENS
 from protocol.rounds.messages.messages import (
     Ack,
@@ -183,7 +184,8 @@ def _settle(
     counted = [entry for header in results for entry in header.included]
     voteless = frozenset(entry.peer for entry in counted if not may_vote_next(roster, entry, check))
     voters = dataclasses.replace(voters_at_hand(state, alive, now_s), voteless=voteless)
-    offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
+    offers = {entry.peer: entry for entry in counted}.values()
+    offered = sum(weights_of([e.tokens for e in offers], [e.is_stranger for e in offers], MAX_TOKENS))
     until_first = until_first_unit(state, now_s)
     if until_first is not None:  # from now: tokens trained since the snapshots belong to the next round already
         until_first += ready_tokens(state, now_s) - offered

@@ -16,6 +16,8 @@ from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
 from protocol.rounds.lineage.rewind import counted_only, set_back_problem
 from protocol.rounds.lineage.rule_numbers import bounds_strangers
+from protocol.rounds.lineage.stranger_weights import weights_of
+from protocol.rounds.messages.bounds import MAX_TOKENS
 from protocol.rounds.messages.record import Ballot, CommitRecord
 from protocol.rounds.peer_survey import most_tokens_of_others, voters_heard
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
@@ -323,10 +325,14 @@ def citation_problem(state: RoundState, record: CommitRecord | None) -> str:
 
 def ready_tokens(state: RoundState, now_s: float) -> int:
     """Tokens ready at live, caught-up holders, ourselves included, of at most as many peers as a round may have. Else a larger run
-    would find its next round due at once.
+    would find its next round due at once. Those of strangers count as they weigh: no claim of theirs opens rounds early.
     """
-    own = state.tokens_ready if state.can_contribute else 0
-    return own + _most_of(state, [ready_at(view) for view in _caught_up(state, now_s)])
+    peers, views = [state.config.me.peer], _caught_up(state, now_s)
+    peers += [view.peer for view in views]
+    ready = [state.tokens_ready if state.can_contribute else 0, *map(ready_at, views)]
+    if bounds_strangers(state.link.rules):
+        ready = weights_of(ready, [not standing_of(state, peer).may_reduce for peer in peers], MAX_TOKENS)
+    return ready[0] + _most_of(state, ready[1:])
 
 
 def _most_of(state: RoundState, others: Sequence[int]) -> int:

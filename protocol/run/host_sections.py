@@ -103,7 +103,8 @@ def door_problem(admission: AdmissionSection, robust: str, shards: str) -> str:
         guards = " or ".join(f'robust = "{name}"' for name in ROBUST_RULES if name != OFF)
         return f"admission.open with robust off averages whatever strangers send; expected {guards} in [round]"
     if shards != "data":
-        return f'admission.open with shards = "{shards}": no stranger holds a part of the model alone; expected "data"'
+        why = f'admission.open with shards = "{shards}": no stranger holds a stage or an expert alone'
+        return f'{why}; expected shards = "data", whose peers train the whole model, or open = false and invites'
     return ""
 
 

@@ -18,12 +18,17 @@ from averaging.arithmetic.robust_mean import Judgement, robust_mean
 from averaging.arithmetic.weighted_mean import sum_dtype
 from averaging.codecs import codec_by_name
 from protocol.kinds.robust_table import ROBUST_RULES
+from protocol.rounds.lineage.rule_numbers import CAP_FACTOR
+from protocol.rounds.lineage.stranger_weights import weights_of
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.at_once import encode_contribution
 from tests.benchmarks.convergence_training import CURVE_WINDOWS, Corpus, Training, Unit
 from tests.benchmarks.convergence_ways import Trial
 from tests.benchmarks.feedback import decoded
 from tests.benchmarks.stacked_decoder import StackedDecoder
+
+TOKENS: Final = 1000
+"""Of an honest peer's contribution; the caps on weights are in tokens."""
 
 GRADIENT_WINDOWS: Final = 16
 """Windows on which an attacker that knows the rule looks for the way up."""
@@ -37,11 +42,13 @@ class Attack:
         name: of ATTACKS.
         num: how many of the peers, the last ones, attack.
         weight: of each of them, as many times that of an honest peer.
+        are_strangers: the attackers came by the open door, and all others are keepers. Their weight is bounded then.
     """
 
     name: str
     num: int
     weight: int = 1
+    are_strangers: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class AttackTrial:
     @property
     def key(self) -> str:
         """The same for the same numbers."""
-        return f"{self.trial.key}-{self.attack.name}-{self.attack.num}-{self.attack.weight}-{self.robust}"
+        stranger = "-strangers" if self.attack.are_strangers else ""
+        return f"{self.trial.key}-{self.attack.name}-{self.attack.num}-{self.attack.weight}-{self.robust}{stranger}"
 
     def numbers(self) -> dict[str, object]:
         """All of it, for JSON."""
@@ -210,11 +218,14 @@ class AttackedTraining(Training):
         """By the run's rule, chunk by chunk, as a reducer makes it."""
         num_honest, rule = self.num_peers - self.attack.num, ROBUST_RULES[self.robust]
         weights = [1] * num_honest + [self.attack.weight] * self.attack.num
+        strangers = [False] * num_honest + [True] * self.attack.num if self.attack.are_strangers else None
+        if strangers is not None:
+            weights = weights_of([TOKENS * weight for weight in weights], strangers, CAP_FACTOR * TOKENS)
         mean_n, found = torch.empty(grid.num_elements), list[Judgement]()
         for chunk in range(grid.num_chunks):
             begin, stop = grid.bounds(chunk)
             dtype = sum_dtype(unit.result)
-            mean_n[begin:stop], judgement = robust_mean(rows_Mn[:, begin:stop].clone(), weights, rule, dtype)
+            mean_n[begin:stop], judgement = robust_mean(rows_Mn[:, begin:stop].clone(), weights, rule, dtype, strangers)
             found.append(judgement)
         self.judged.append(found)
         shares_M = 1.0 - np.mean([each.is_kept for each in found], axis=0)

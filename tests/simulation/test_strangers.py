@@ -36,10 +36,14 @@ LIE = MAX_TOKENS >> 8
 STRANGER, MEMBER, KEEPER = PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER
 
 
-def _table(num_keepers: int, num_juniors: int, standing: PeerStanding = STRANGER) -> tuple[Table, list[Seat]]:
+def _table(
+    num_keepers: int, num_juniors: int, standing: PeerStanding = STRANGER, *, longest_interval_s: float = 5.0
+) -> tuple[Table, list[Seat]]:
     """Founders, and peers of this standing beside them."""
     rules = rules_with(NEW_RUNS, CAP_FACTOR, is_open_run=True)
-    table = Table(num_keepers + num_juniors, num_founders=num_keepers, rules=rules, longest_interval_s=5.0)
+    table = Table(
+        num_keepers + num_juniors, num_founders=num_keepers, rules=rules, longest_interval_s=longest_interval_s
+    )
     juniors = [seat for seat in table.live() if seat.peer not in table.genesis.roster]
     table.standings = dict.fromkeys([seat.peer for seat in juniors], standing)
     return table, juniors
@@ -197,6 +201,18 @@ def test_strangers_that_lie_about_tokens_hold_at_most_a_quarter_of_every_slice_a
         credited = sum(entry.credited_tokens for entry in record.contributors if entry.peer in liars)
         assert 4 * credited <= sum(entry.credited_tokens for entry in record.contributors)
         assert record.weight_cap_tokens < LIE, "nor do they move the cap of others"
+
+
+def test_no_claim_of_strangers_opens_rounds_before_the_others_are_ready() -> None:
+    table, strangers = _table(2, 5, longest_interval_s=100.0)
+    for seat in table.live():
+        seat.tokens = LIE if seat in strangers else 10  # of a target of 300
+    acquaint(table)
+    table.run_for(20.0)
+    assert all(seat.head.index == 0 for seat in table.live())
+    for seat in table.others(*strangers):
+        seat.tokens = 120  # with a third of theirs it is due
+    table.run_until(lambda: any(seat.head.index == 1 for seat in table.live()), 30.0)
 
 
 def _with_claims(table: Table, is_told: bool) -> CommitRecord:

@@ -211,7 +211,7 @@ class Reduction:
                 await self._changed.wait()
                 self._set_deadline()
             return
-        while not self._whole_offers():
+        while not _has_trusted(self._whole_offers()):
             await self._changed.wait()
 
     def give_time(self, within_s: float) -> None:

@@ -19,7 +19,7 @@ from coordinator.progress.run_core import Phase
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, TemporaryError
 from protocol.host.calls import decode_admit_reply
 from protocol.host.reports import HeldoutResult, PeerReport
-from protocol.host.work_verdict import verdict_of
+from protocol.host.work_verdict import VERDICT_DOMAIN, encode_verdict, verdict_of
 from protocol.identity.credential import (
     Credential,
     CredentialRequest,
@@ -301,6 +301,28 @@ async def test_a_peer_whose_work_two_auditors_did_not_find_gets_no_credential_fo
         await _come(host, one)
         _work(host, one, [4])
         assert (await _renew(host, one)).standing is PeerStanding.STRANGER, "its days of work count no more"
+
+
+async def test_a_verdict_is_taken_of_admitted_peers_alone_and_of_rounds_that_the_host_knows(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    verdict = verdict_of(UNIT, CommitId(bytes(32)), PeerId("worker"), Root(bytes(32)), gap=0.1, length_ratio=1.0)
+    async with _host(tmp_path) as host:
+        (one,) = _strangers(1)
+        brought = host.sealed(one, VERDICT_DOMAIN, encode_verdict(verdict))
+        with pytest.raises(RefusedError, match="is not admitted"):
+            await host.service.verdict(brought)
+        await _come(host, one)
+        with pytest.raises(TemporaryError, match="not known here"):
+            await host.service.verdict(brought)
+        assert "Verdict" in host.service.unary_calls()
+    invited = tmp_path / "invited"
+    invited.mkdir()
+    with open_host(invited) as host:
+        host.invite()
+        await host.service.admit(host.admit_request(PEERS[0]))
+        with pytest.raises(RefusedError, match="in a run by invite"):
+            await host.service.verdict(host.sealed(PEERS[0], VERDICT_DOMAIN, encode_verdict(verdict)))
 
 
 async def test_an_invite_makes_a_keeper_of_a_stranger(tmp_path: Path, autojump_clock: object) -> None:

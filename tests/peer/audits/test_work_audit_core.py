@@ -29,10 +29,10 @@ FINE = {
 }
 
 
-def test_the_gap_is_the_difference_of_two_cosines_and_the_length_is_over_the_replays() -> None:
-    # a contribution of length 2 that lies along the replay, of length 4, and across the own delta
-    assert compared(Products(4.0, 16.0, 9.0, with_replay=8.0, with_own=0.0)) == Finding(1.0, 0.5)
-    assert compared(Products(4.0, 16.0, 9.0, with_replay=-8.0, with_own=6.0)) == Finding(-2.0, 0.5)
+def test_the_gap_is_the_difference_of_two_cosines_and_the_length_is_over_the_redone_one() -> None:
+    # a contribution of length 2 that lies along the redone one, of length 4, and across the own delta
+    assert compared(Products(4.0, 16.0, 9.0, with_redone=8.0, with_own=0.0)) == Finding(1.0, 0.5)
+    assert compared(Products(4.0, 16.0, 9.0, with_redone=-8.0, with_own=6.0)) == Finding(-2.0, 0.5)
 
 
 @pytest.mark.parametrize("wrong", [0.0, math.inf, math.nan, -1.0])

@@ -47,7 +47,7 @@ def test_numbers_of_the_door_without_an_open_door_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("robust", "shards", "says"),
-    [("off", "data", "robust off"), ("clip-agree", "expert", 'expected "data"'), ("clip", "data", "")],
+    [("off", "data", "robust off"), ("clip-agree", "expert", 'expected shards = "data"'), ("clip", "data", "")],
 )
 def test_an_open_run_needs_a_guard_of_its_means_and_whole_models(robust: str, shards: str, says: str) -> None:
     problem = door_problem(AdmissionSection(open=True), robust, shards)

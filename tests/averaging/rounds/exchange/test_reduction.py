@@ -525,6 +525,41 @@ async def test_enough_members_are_enough_no_more_once_one_of_them_is_waited_for_
     assert trio.current_time() == pytest.approx(3.0)
 
 
+async def test_a_slice_of_strangers_alone_waits_for_a_keeper_beyond_its_deadline_and_bounds_them_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    offers, mine = Offers(RUN, HashVerifier(), CODEC, GRID, tells_strangers=True), [contribution(n) for n in range(3)]
+
+    def bring(number: int, tokens: int, *, is_stranger: bool) -> None:
+        hello = new_hello(number, mine[number], tokens, is_stranger=is_stranger)
+        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, hello)
+        offer.chunks.update({chunk: mine[number].chunks[chunk] for chunk in range(PART.first_chunk, PART.stop_chunk)})
+
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
+    for number in (0, 1):
+        bring(number, 900, is_stranger=True)
+    assert reduction.reduce() is None
+    assert [entry.reason for entry in reduction.without_contributions().omitted] == ["late"] * 3
+
+    async def bring_late() -> None:
+        await trio.sleep(30.0)
+        bring(2, 300, is_stranger=False)
+        reduction.wake()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bring_late)
+        await reduction.wait_ready(5.0)
+        assert trio.current_time() == pytest.approx(30.0)
+    result = reduction.reduce()
+    assert result is not None
+    known = [offer for signer in SIGNERS if (offer := offers.get(signer.peer_id)) is not None]
+    assert result.chunks == _straightforward(CODEC, GRID, known, (50, 50, 300))
+    assert (result.header.weight_sum, [entry.is_stranger for entry in result.header.included]) == (
+        400,
+        [True, True, False],
+    )
+
+
 async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:
     reduction = Reduction(PROPOSAL, PART, new_offers(), ChunkMeans(CODEC, GRID))
     for member in MEMBERS:

@@ -2,9 +2,9 @@
 
 The windows of a step follow from the seed, the peer and the step (averaging/data/assignment.py), so anybody can take them. The moments
 are those with which the auditor itself began that round. So they take no bytes, and its own delta of the round has the same ones, with
-which the replay is compared (peer/audits/work_audit_core.py). With moments from after the round both would differ by these as well.
+which the redone one is compared (peer/audits/work_audit_core.py). Moments from after the round would differ, too.
 
-A replay is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit.
+Redone work is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ClaimedSteps:
             raise LocalProtocolError(found, f"1 to {MOST_STEPS} steps from 0 on, at least 1 apart")
 
 
-class WorkReplay:
-    """One replay at one trainer, which is in one process and holds the whole model.
+class RedoneWork:
+    """Steps done again at one trainer, which is in one process and holds the whole model.
 
     Args:
         anchor_N: (N,) float32, the state on which the contributor's round built.
@@ -69,7 +69,7 @@ class WorkReplay:
         return max(0, self._steps.num_steps - taken)
 
     def advance(self, most_steps: int) -> bool:
-        """Take some steps. Returns whether the replay is done. The trainer then goes on where it was."""
+        """Take some steps. Returns whether all are done. The trainer then goes on where it was."""
         own = state_of(self._trainer)
         put_state(self._trainer, self._state)
         try:

@@ -17,8 +17,8 @@ from averaging.data.sources.texts import read_files
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.models.llama.config import LlamaConfig
 from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_gap
+from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding, Products, compared
-from peer.audits.work_replay import ClaimedSteps, WorkReplay
 from peer.training.local_training import LocalTrainer, state_of
 from peer.training.training_plan import TrainingPlan
 from protocol.errors import LocalProtocolError
@@ -83,20 +83,20 @@ class _World:
     before: Sequence[Sequence[torch.Tensor]]
     deltas: Sequence[torch.Tensor]
 
-    def replay(self, auditor: int, contributor: int) -> torch.Tensor:
+    def redone(self, auditor: int, contributor: int) -> torch.Tensor:
         """The contributor's steps, done again by an auditor beside its training."""
         steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, STEPS)
         trainer = self.trainers[auditor]
-        replay = WorkReplay(trainer, steps, self.anchor_N, self.tokens, self.before[auditor])
-        while not replay.advance(5):
+        work = RedoneWork(trainer, steps, self.anchor_N, self.tokens, self.before[auditor])
+        while not work.advance(5):
             pass
-        return replay.delta()
+        return work.delta()
 
-    def finding(self, sent_N: torch.Tensor, replay_N: torch.Tensor, auditor: int) -> Finding:
+    def finding(self, sent_N: torch.Tensor, redone_N: torch.Tensor, auditor: int) -> Finding:
         """The finding on what a contributor sent."""
         own_N = self.deltas[auditor]
-        products = [float(a @ b) for a, b in ((sent_N, sent_N), (replay_N, replay_N), (own_N, own_N))]
-        found = compared(Products(*products, float(sent_N @ replay_N), float(sent_N @ own_N)))
+        products = [float(a @ b) for a, b in ((sent_N, sent_N), (redone_N, redone_N), (own_N, own_N))]
+        found = compared(Products(*products, float(sent_N @ redone_N), float(sent_N @ own_N)))
         assert found is not None
         return found
 
@@ -119,15 +119,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> _World:
     return _World(trainers, anchor_N, tokens, STEPS * (ROUNDS - 1), before, deltas)
 
 
-def test_training_goes_on_bit_for_bit_after_a_replay_that_was_done_in_turns(world: _World) -> None:
+def test_training_goes_on_bit_for_bit_after_work_that_was_redone_in_turns(world: _World) -> None:
     trainer = world.trainers[1]
     before = state_of(trainer)
-    replayed_N = world.replay(1, 0)
+    redone_N = world.redone(1, 0)
     after = state_of(trainer)
     assert all(torch.equal(a, b) for a, b in zip(before.values, after.values, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before.moments, after.moments, strict=True))
     assert (before.counters, before.plan, before.schedule_tokens) == (after.counters, after.plan, after.schedule_tokens)
-    whole = WorkReplay(
+    whole = RedoneWork(
         trainer,
         ClaimedSteps(SIGNERS[0].peer_id, world.first_step, STEPS),
         world.anchor_N,
@@ -135,11 +135,11 @@ def test_training_goes_on_bit_for_bit_after_a_replay_that_was_done_in_turns(worl
         world.before[1],
     )
     assert whole.advance(STEPS)
-    assert torch.equal(whole.delta(), replayed_N), "turns change nothing"
+    assert torch.equal(whole.delta(), redone_N), "turns change nothing"
 
 
 def test_own_steps_done_again_with_the_moments_of_their_beginning_make_the_same_bytes(world: _World) -> None:
-    assert torch.equal(_sent(world.replay(2, 2)), world.deltas[2])
+    assert torch.equal(_sent(world.redone(2, 2)), world.deltas[2])
 
 
 def test_claimed_steps_that_cannot_be_are_refused() -> None:
@@ -185,12 +185,12 @@ def test_assigned_work_passes_with_every_auditor_and_makes_a_member_and_other_wo
     for auditor in range(stranger):
         for contributor in (each for each in range(NUM_PEERS) if each != auditor):
             number += 1
-            replay_N = world.replay(auditor, contributor)
-            honest = world.finding(world.deltas[contributor], replay_N, auditor)
+            redone_N = world.redone(auditor, contributor)
+            honest = world.finding(world.deltas[contributor], redone_N, auditor)
             verdicts.append(_verdict(auditor, contributor, honest, number))
             if contributor == stranger:
                 for name, sent_N in _lies(world, contributor, auditor).items():
-                    found = world.finding(sent_N, replay_N, auditor)
+                    found = world.finding(sent_N, redone_N, auditor)
                     lying.setdefault(name, []).append(_verdict(auditor, contributor, found, number))
     # the keepers' verdicts about each other come again, as in later rounds, until there are enough for a usual gap
     trusted: set[PeerId] = {signer.peer_id for signer in SIGNERS[:stranger]}
