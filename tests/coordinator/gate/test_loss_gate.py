@@ -144,6 +144,9 @@ async def test_a_rise_holds_the_run_and_then_takes_it_back_to_the_last_good_comm
         await trio.sleep(STILL_S + 1)
         await run.gate.look()
         assert (run.head.rewind, run.head.parent, run.head.index) == (1, good.commit, good.index + 1)
+        assert max(point.nats for point in run.host.tracker.curves.points) < BAD
+        recorded = await run.host.writer.run(lambda ledger: ledger.loss_points())
+        assert max(point.nats for point in recorded) < BAD, "the curve is that of the rounds that stand"
         news = await run.report(PEERS[1])
         run.follow(news)
         assert (await run.report(PEERS[1])).rewinds == (), "it stands there"
