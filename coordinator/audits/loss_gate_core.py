@@ -179,6 +179,7 @@ class GateFacts:
         number: of the newest rewind of the run, 0 for none.
         now_unix_s: seconds since 1970.
         still_s: for how long no commit came, in seconds.
+        is_back: whether the followed lineage has the newest rewind that is known, as far as there is one.
     """
 
     links: Sequence[ChainLink]
@@ -187,6 +188,7 @@ class GateFacts:
     number: int
     now_unix_s: float
     still_s: float
+    is_back: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,8 @@ GateAction = SignHold | LiftHold | GoBack
 
 def next_action(facts: GateFacts) -> tuple[GateAction | None, str]:
     """The next action of the gate, if there is one, and why in one sentence; no sentence while the loss is as it should be."""
+    if not facts.is_back:
+        return None, "the host took rounds back, and the peers that are heard have not followed yet"
     rise, hold = agreed_rise(facts.measures), facts.hold
     is_held = hold is not None and hold.number > facts.number and hold.is_on(facts.now_unix_s)
     if rise is None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from coordinator.audits.loss_gate_core import (
-    AGAIN_WITHIN,
     HOLD_S,
     MOST_MEASURES,
     GateAction,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from protocol.identity.credential import CertificateAuthority
     from protocol.identity.identity import Signer
     from protocol.rounds.lineage.chain_link import ChainLink
+    from protocol.rounds.lineage.lineage import TreeNode
     from protocol.rounds.lineage.record_rules import SignatureCheck
 
 _log = structlog.get_logger()
@@ -112,9 +112,9 @@ class LossGate:
         links, curves = chain.lineage(MOST_MEASURES), self._tracker.curves
         voices = curves.voices(chain.tree, chain.head, self._tracker.live_peers())
         measures = measures_on(links, curves.points, WHOLE, voices)
-        known = max((link.rewind for link in links[-AGAIN_WITHIN:]), default=0)
-        number = max(self._number, known)
-        return GateFacts(links, measures, self._hold, number, self._clock.unix_s(), now_s - self._came_s)
+        number = max(self._number, *(link.rewind for link in links)) if links else self._number
+        unix_s, still_s = self._clock.unix_s(), now_s - self._came_s
+        return GateFacts(links, measures, self._hold, number, unix_s, still_s, is_back(chain, number))
 
     async def _act(self, chain: ChainLog, action: GateAction, facts: GateFacts) -> None:
         _log.warning("loss_gate", reason=self.words)
@@ -156,12 +156,22 @@ class LossGate:
             return NO_GATE_NEWS
         hold, now_unix_s = self._hold, self._clock.unix_s()
         sealed = self._sealed if hold is not None and now_unix_s < hold.unix_s + MAX_HOLD_S else b""
-        behind = (link for link in reversed(chain.lineage(AGAIN_WITHIN)) if link.rewind)
-        rewind = next(behind, None)
-        node = chain.tree.nodes.get(rewind.commit) if rewind is not None else None
+        node = rewind_in(chain, self._number)
         if node is None or node.certificate is None or chain.tree.path(node.link.commit, head) is not None:
             return GateNews(sealed)
         return GateNews(sealed, (encode_certificate(node.certificate),))
+
+
+def is_back(chain: ChainLog, number: int) -> bool:
+    """Whether the followed lineage has the rewind of this number; true where it is not among the commits that are remembered."""
+    node = rewind_in(chain, number)
+    return node is None or chain.tree.path(node.link.commit, chain.head.commit) is not None
+
+
+def rewind_in(chain: ChainLog, number: int) -> TreeNode | None:
+    """The rewind of this number among the commits that may be followed."""
+    nodes = chain.tree.nodes.values() if number else ()
+    return next((node for node in nodes if node.link.rewind == number), None)
 
 
 def counted_in(links: Sequence[ChainLink], after: int) -> list[PeerId]:

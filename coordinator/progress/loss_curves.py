@@ -106,8 +106,15 @@ class LossCurves:
         """How many evaluators measured the commit of a point, while `head` is followed."""
         return partial(num_voices, voices_of(self._waiting, _newest(tree, head, live)))
 
+    def taken_back(self, head: ChainLink) -> Settled:
+        """The points without those of rounds that a rewind takes back; all of them for another head. Changes nothing."""
+        gone = tuple(each for each in self.points if head.rewind and each.index >= head.index)
+        return Settled(replaced=gone, waiting=self._waiting)
+
     def take(self, now: Settled, others: Sequence[LossPoint] = ()) -> None:
         """Take over what was decided, and points of other curves."""
+        for point in now.replaced:
+            self._shown.pop(place_of(point), None)
         for point in now.added:
             self._shown[place_of(point)] = point
         for point in others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,9 +193,9 @@ def _between(before: RunPicture, after: RunPicture) -> Iterator[_NewEvent]:
 
 
 def _followed_points(picture: RunPicture) -> Iterator[LossPoint]:
-    """The points of commits that are followed, as far as the shown rounds tell."""
+    """The points of commits that are followed, as far as the shown rounds tell; all where none is shown."""
     places = {(timed.row.index, timed.total_tokens) for timed in picture.rounds}
-    first = min((index for index, _ in places), default=0)
+    first = min((index for index, _ in places), default=math.inf)
     return (each for each in picture.loss_points if each.index < first or (each.index, each.tokens) in places)
 
 

@@ -223,7 +223,7 @@ class RunTracker:
             if chain is not None:
                 heads = self._lineage.heads(dict(self.book.heads(now_s)), self.book.patience_s(now_s))
                 growth = chain.grown(chain.verify((certificate,)).new, heads)
-                await self._grow(chain, growth, self.curves.settled((), growth.tree, growth.head, self.live_peers()))
+                await self._grow(chain, growth, self.curves.taken_back(growth.head))
 
     async def _grow(self, chain: ChainLog, growth: Growth, losses: Settled, more: Sequence[LossPoint] = ()) -> None:
         """Record verified commits and points in one transaction, then take them over."""

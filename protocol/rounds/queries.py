@@ -312,9 +312,9 @@ def stands_with_us(state: RoundState, view: PeerView) -> bool:
 
 
 def citation_problem(state: RoundState, record: CommitRecord | None) -> str:
-    """Why a new record may not be acked: it counts a peer that a rewind sets back (R28), or is of another unit and does not cite the spine
-    that we follow. Else a leader could cite what nobody knows, and any commit that cites the followed spine, one that it signed alone
-    too, would come before the record and all that follows it (R23).
+    """Why a new record may not be acked: it counts a peer that a rewind sets back (R28), or is of another unit and does not cite the
+    spine that we follow. Else a leader could cite what nobody knows, and any commit that cites the followed spine, one that it signed
+    alone too, would come before the record and all that follows it (R23).
     """
     if problem := set_back_problem(state.tree.behind(state.link.commit), record):
         return problem

@@ -255,7 +255,8 @@ class HostLosses:
         links = log.lineage(100)
         measures = [Measure(link.index, self._losses[link.commit]) for link in links if link.commit in self._losses]
         unix_s = self._world.swarm.unix_offset_s + now_s
-        action, _ = next_action(GateFacts(links, measures, self.hold, self.number, unix_s, now_s - self._came_s))
+        still_s, is_back = now_s - self._came_s, not self.number or any(link.rewind for link in links)
+        action, _ = next_action(GateFacts(links, measures, self.hold, self.number, unix_s, still_s, is_back))
         match action:
             case SignHold(number, rise):
                 last = rise.bad[-1]
@@ -271,7 +272,7 @@ class HostLosses:
 
 def test_a_gate_holds_a_poisoned_run_and_takes_it_back_past_restarts_of_host_and_peers() -> None:
     """A third of the members spoil two rounds under the plain mean. One peer is away for hold and rewind, one restarts in between
-    and never hears the host, and the host comes back with its ledger alone.
+    and never hears the host, the host comes back with its ledger alone, and one joins after the rewind.
     """
 
     async def story(world: World, poison: Poison) -> None:
@@ -295,7 +296,10 @@ def test_a_gate_holds_a_poisoned_run_and_takes_it_back_past_restarts_of_host_and
         assert held <= NUM_GOOD + NUM_HELD + 2, "nobody opens rounds that are held"
         await world.wait_for(lambda: all(links_of(n)[-1].rewind for n in gate.told), 120.0, "all that hear are back")
         world.boot(away)
-        await world.wait_for(lambda: away.is_up and bool(away.services), 60.0, "it is there again")
+        newcomer = world.add_node()
+        world.boot(newcomer)
+        came = (away, newcomer)
+        await world.wait_for(lambda: all(node.is_up and node.services for node in came), 60.0, "both are there")
         await _until_all_after(world, good)
         _check_end(world, good)
 

@@ -154,6 +154,12 @@ def test_while_the_loss_is_as_it_should_be_nothing_is_done_and_nothing_is_told()
     assert next_action(_facts(bad=(), hold=replace(HOLD, lasts_s=0))) == (None, "")
 
 
+def test_while_the_newest_rewind_is_not_followed_nothing_more_is_signed() -> None:
+    action, why = next_action(replace(_facts(hold=HOLD, number=1, still_s=60.0), is_back=False))
+    assert action is None
+    assert "have not followed yet" in why
+
+
 def test_a_newest_round_that_nobody_measures_is_awaited_for_a_while_and_no_longer() -> None:
     waiting = _facts(hold=HOLD, still_s=60.0, num_unmeasured=1)
     assert next_action(waiting)[0] is None

@@ -144,6 +144,9 @@ async def test_a_rise_holds_the_run_and_then_takes_it_back_to_the_last_good_comm
         await trio.sleep(STILL_S + 1)
         await run.gate.look()
         assert (run.head.rewind, run.head.parent, run.head.index) == (1, good.commit, good.index + 1)
+        assert max(point.nats for point in run.host.tracker.curves.points) < BAD
+        recorded = await run.host.writer.run(lambda ledger: ledger.loss_points())
+        assert max(point.nats for point in recorded) < BAD, "the curve is that of the rounds that stand"
         news = await run.report(PEERS[1])
         run.follow(news)
         assert (await run.report(PEERS[1])).rewinds == (), "it stands there"
@@ -269,6 +272,27 @@ async def test_a_run_that_is_spoiled_again_and_again_is_only_told_of_after_some_
         await trio.sleep(STILL_S + 1)
         await run.gate.look()
         assert run.head.rewind == 0
+
+
+async def test_a_rewind_that_no_peer_follows_is_not_signed_again_and_again(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """The host follows live peers after a while. They stand on the lineage that it took back, which is as bad as ever."""
+    async with gated_run(tmp_path) as run:
+        await run.good_rounds()
+        await run.bad_rounds()
+        await trio.sleep(STILL_S + 1)
+        await run.gate.look()
+        assert run.head.rewind == 1
+        for _ in range(40):
+            await trio.sleep(2.0)
+            await run.round([BAD] * 3)
+            await run.host.tracker.tick()
+        await run.gate.look()
+        assert run.head.index == run.chain.head[1], "it shows where the peers are"
+        news = await run.report(PEERS[0])
+        assert (run.hold_in(news).number, len(news.rewinds)) == (1, 1)
+        assert "have not followed yet" in run.host.tracker.reason
 
 
 async def test_a_run_without_the_setting_has_no_gate(tmp_path: Path, autojump_clock: object) -> None:

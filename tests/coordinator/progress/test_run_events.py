@@ -209,7 +209,8 @@ def test_an_event_has_the_chosen_name_after_the_peers_own() -> None:
 def test_a_rise_of_the_held_out_loss_beyond_its_noise_and_its_end_are_told_once_each() -> None:
     def curve(*nats: float) -> RunPicture:
         losses = [*(3.0 - 0.01 * number for number in range(12)), *nats]
-        return replace(picture(), loss_points=[LossPoint(WHOLE, n, n, value, "") for n, value in enumerate(losses, 1)])
+        points = [LossPoint(WHOLE, n, n, value, "") for n, value in enumerate(losses, 1)]
+        return replace(picture(), loss_points=points, rounds=())
 
     assert reported(curve(), curve(9.0)) == []
     ((kind, text),) = reported(curve(9.0), curve(9.0, 9.5))

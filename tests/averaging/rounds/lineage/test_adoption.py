@@ -24,7 +24,8 @@ from averaging.rounds.lineage.unit_chain import PreparedSwitch
 from averaging.rounds.traffic.contribution import EncodedContribution, encode_chunks
 from protocol.ids import Root
 from protocol.merkle import MerkleTree
-from protocol.rounds.messages.record import Disagreement
+from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.messages.record import Ballot, Disagreement
 from tests.at_once import encode_contribution, encode_fed, encode_with_feedback
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -308,6 +309,24 @@ async def test_a_contribution_counted_on_the_winning_lineage_is_not_applied_twic
         kept_N = forked.theta_N - forked.world.genesis.anchor_N - offered_N
         _close(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N + kept_N)
         assert adoption.credited_tokens == 0, "given back by one side, spent on the other"
+
+
+async def test_a_rewind_takes_the_local_work_since_the_good_commit_along_and_moves_nobody_who_lost_nothing(
+    autojump_clock: Clock,
+) -> None:
+    async with _forked(num_lost=2) as forked:
+        node, me = forked.prepared.path[0], forked.world.parties[0]
+        record = node.link.record
+        assert record is not None
+        rewound = replace(record, slices=(), contributors=(), attested=None, attestations=(), ballot=Ballot(1, me.peer))
+        path = (TreeNode(replace(node.link, content=rewound), node.certificate),)
+        prepared = replace(forked.prepared, path=path)
+        lost, anchor_N = [commit.link for commit in forked.lost], me.chain.state.anchor_N
+        adoption = adopt_switch(prepared, lost, anchor_N, me.peer, forked.offers, CODEC, GRID)
+        assert (adoption.shift_N, adoption.credited_tokens) == (None, 0)
+        assert adoption.remark == "the host took 2 rounds back: starting from its last good commit"
+        ahead = adopt_switch(prepared, [], anchor_N, me.peer, forked.offers, CODEC, GRID)
+        assert ahead.shift_N is not None
 
 
 async def test_of_a_contribution_that_won_in_part_only_the_counted_chunks_come_out(autojump_clock: Clock) -> None:
