@@ -221,17 +221,15 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
         trio.open_nursery() as services,
     ):
         pusher = pusher_of(host)
-        look = partial(
-            _look, host, node, server, pusher, partial(leaders_now, host, door, work_days), partial(trust_now, door)
-        )
+        best, trust = partial(leaders_now, host, door, work_days), partial(trust_now, door)
+        look = partial(_look, host, node, server, pusher, best, trust)
         cards = CardList(host.clock.unix_s) if config.keep_list else None
         source = RunSource(look, partial(newest_events, host), verify_checkpoint, page=host.run.page, cards=cards)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
-            public_urls = await services.start(
-                serve_http, public, status_app(public_source(host, source), is_public=True)
-            )
+            app = status_app(public_source(host, source), is_public=True)
+            public_urls = await services.start(serve_http, public, app)
         with kept_status_address(config.state_dir, urls[0]):
             services.start_soon(_tick, host, work_days)
             say("starting the network: some seconds, or half a minute on a busy machine ...")

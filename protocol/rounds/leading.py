@@ -15,6 +15,7 @@ from protocol.ids import PeerId, short
 from protocol.rounds import attempt
 from protocol.rounds.bad_results import names_useless
 from protocol.rounds.ballot_proofs import Acked, highest_first, may_be_decided
+from protocol.rounds.holding import held_because
 from protocol.rounds.lineage.quorum import is_quorum, opener_order
 from protocol.rounds.messages.messages import (
     AckedRecord,
@@ -42,7 +43,6 @@ from protocol.rounds.queries import (
     due_at_tokens,
     due_within_s,
     has_vote,
-    held_because,
     is_alive,
     is_base_quorum,
     is_due,

@@ -11,10 +11,11 @@ from typing import Final
 from protocol.identity.standing import PeerStanding
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, says_silent, whom_we_ping
+from protocol.rounds.holding import not_set_back
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
-from protocol.rounds.lineage.rewind import counted_only, set_back_problem
+from protocol.rounds.lineage.rewind import set_back_problem
 from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.lineage.stranger_weights import weights_of
 from protocol.rounds.messages.bounds import MAX_TOKENS
@@ -264,16 +265,6 @@ def _drawn_order(state: RoundState, peers: list[PeerId]) -> tuple[PeerId, ...]:
     return opener_order(state.config.run_id, state.link.unit, state.link.index, 0, peers)
 
 
-def held_because(state: RoundState) -> str:
-    """Why no round is opened or joined: the host holds the run, and its rewind has not come yet (R28). Empty if one may be. A
-    round that has begun on this base goes on to its end.
-    """
-    hold, is_begun = state.barred.hold, state.open.proposal is not None or state.open.acked is not None
-    if hold is None or is_begun or hold.unit != state.config.unit:
-        return ""
-    return "" if hold.is_followed(state.tree.behind(state.link.commit)) else hold.words
-
-
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
     """Live peers, without ourselves, that have our head and may contribute, sorted by peer id. These are hints, checked by what
     they send.
@@ -294,8 +285,7 @@ def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
         and not (view.lost or view.left)
         and view.peer not in state.barred.expelled
     ]
-    allowed = counted_only(state.tree.behind(commit))
-    views = views if allowed is None else [view for view in views if view.peer in allowed]
+    views = not_set_back(state, views)
     return views if state.spine is None else [view for view in views if stands_with_us(state, view)]
 
 
