@@ -231,8 +231,8 @@ def expected_tokens(state: RoundState, members: Iterable[PeerId]) -> list[int]:
 
 def reducer_offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
     """Offers to reduce: from reachable members that let no attempt of ours run out of time, and from ourselves. If these are fewer
-    than half of the members, reachable peers that do not hold the unit fill up the number (R7). Where as many others
-    offer as there may be slices, the leader has none, because it sends the record and the certificate.
+    than half of the members, reachable peers that do not hold the unit fill up the number (R7). The leader has other bytes to send,
+    the record and the certificate, so it offers nothing where others can take all slices.
     """
     config = state.config
     offers = [
