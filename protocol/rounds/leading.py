@@ -15,7 +15,6 @@ from protocol.ids import PeerId, short
 from protocol.rounds import attempt
 from protocol.rounds.bad_results import names_useless
 from protocol.rounds.ballot_proofs import Acked, highest_first, may_be_decided
-from protocol.rounds.holding import held_because
 from protocol.rounds.lineage.quorum import is_quorum, opener_order
 from protocol.rounds.messages.messages import (
     AckedRecord,
@@ -30,6 +29,7 @@ from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.participants import (
     attempt_s,
+    held_because,
     is_doubted,
     known_at_base,
     lone_party,

@@ -52,7 +52,6 @@ from protocol.rounds.events import (
     SwitchPrepared,
 )
 from protocol.rounds.expulsion import accused
-from protocol.rounds.holding import held_because
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, SpineView, Standing, tree_of
@@ -75,7 +74,7 @@ from protocol.rounds.messages.messages import (
 )
 from protocol.rounds.messages.record import LAST_ATTEMPT, NO_SPINE, Ballot
 from protocol.rounds.orders import Action, AnswerWithCertificate, BeginExchange, PrepareContribution
-from protocol.rounds.participants import ask_left_out, doubting_leader
+from protocol.rounds.participants import ask_left_out, doubting_leader, held_because
 from protocol.rounds.queries import base_opener
 from protocol.rounds.schedule.proposal import both_codecs
 from protocol.rounds.state import (

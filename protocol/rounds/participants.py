@@ -2,7 +2,7 @@
 peers whose contribution still counts, and voters that stay voters (R3, R5, R7 and R16). How long slices wait for members, and others
 for a leader (R11).
 
-Rules: R3, R5, R7, R8, R11, R16, R18 (protocol/rounds/RULES.md).
+Rules: R3, R5, R7, R8, R11, R16, R18, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -229,10 +229,20 @@ def expected_tokens(state: RoundState, members: Iterable[PeerId]) -> list[int]:
     return [tokens for tokens in expected if tokens > 0]
 
 
+def held_because(state: RoundState) -> str:
+    """Why no round is opened or joined: the host holds the run, and its rewind has not come yet (R28). Empty if one may be. A round
+    that has begun on this base goes on to its end.
+    """
+    hold, is_begun = state.barred.hold, state.open.proposal is not None or state.open.acked is not None
+    if hold is None or is_begun or hold.unit != state.config.unit:
+        return ""
+    return "" if hold.is_followed(state.tree.behind(state.link.commit)) else hold.words
+
+
 def reducer_offers(state: RoundState, members: Mapping[PeerId, Member], now_s: float) -> list[ReducerOffer]:
     """Offers to reduce: from reachable members that let no attempt of ours run out of time, and from ourselves. If these are fewer
-    than half of the members, reachable peers that do not hold the unit fill up the number (R7). The leader
-    offers nothing if enough others do: it sends the record and the certificate.
+    than half of the members, reachable peers that do not hold the unit fill up the number (R7). The leader has other bytes to send,
+    the record and the certificate, so it offers nothing where others can take all slices.
     """
     config = state.config
     offers = [

@@ -11,11 +11,10 @@ from typing import Final
 from protocol.identity.standing import PeerStanding
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.failure_probes import FULL_MESH, do_ping, found_silent, says_silent, whom_we_ping
-from protocol.rounds.holding import not_set_back
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import Standing
 from protocol.rounds.lineage.quorum import electorate, first_opener, is_quorum, opener_order
-from protocol.rounds.lineage.rewind import set_back_problem
+from protocol.rounds.lineage.rewind import counted_only, set_back_problem
 from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.lineage.stranger_weights import weights_of
 from protocol.rounds.messages.bounds import MAX_TOKENS
@@ -285,7 +284,8 @@ def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
         and not (view.lost or view.left)
         and view.peer not in state.barred.expelled
     ]
-    views = not_set_back(state, views)
+    allowed = counted_only(state.tree.behind(commit))
+    views = views if allowed is None else [view for view in views if view.peer in allowed]
     return views if state.spine is None else [view for view in views if stands_with_us(state, view)]
 
 

@@ -19,7 +19,6 @@ from protocol.rounds import attempt, leading
 from protocol.rounds.bad_results import false_sum_problem, unusable
 from protocol.rounds.ballot_proofs import consent_problem, leaves_in, promise_problem, with_leaves
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PromiseLogged
-from protocol.rounds.holding import held_because
 from protocol.rounds.lineage.chain import link_after
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.record_rules import SignatureCheck, low_cap_problem, may_vote_next, record_problem
@@ -41,7 +40,7 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot, CommitRecord
 from protocol.rounds.messages.wire import commit_id
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
-from protocol.rounds.participants import takes_part, with_voters
+from protocol.rounds.participants import held_because, takes_part, with_voters
 from protocol.rounds.queries import (
     base_opener,
     citation_problem,
