@@ -12,6 +12,7 @@ import trio.testing
 
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES
 from averaging.rounds.lineage.earlier_states import recomputed, state_at
+from averaging.rounds.lineage.unit_chain import lend
 from averaging.rounds.traffic.transfer import fetch_commits
 from averaging.state.log_entries import LOG_NAME, LoggedContribution, LoggedRounds
 from averaging.state.state import STATE_BYTES_PER_VALUE, state_root
@@ -21,6 +22,7 @@ from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolErro
 from protocol.estimates.unit_disk import KEPT_UPDATE_SNAPSHOTS
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain import verify_certificate
+from protocol.rounds.lineage.rewind import Rewind, seal_rewind
 from protocol.rounds.messages.messages import Certificate, Leave
 from protocol.rounds.messages.record import LAST_ATTEMPT, Ballot
 from protocol.rounds.messages.wire import decode_certificate, encode_certificate, encode_message
@@ -42,6 +44,7 @@ from tests.averaging.rounds.round_world import (
     raws_of,
     tree_nodes,
 )
+from tests.simulation.signing import AUTHORITY
 
 Clock = trio.testing.MockClock
 KEPT_UPDATES = KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE // 4
@@ -790,3 +793,29 @@ async def test_what_was_made_from_a_damaged_state_goes_when_it_is_healed(autojum
             assert ref.index != 3
         await party.restart()
         assert (party.chain.is_sound, party.chain.root) == (True, good_root)
+
+
+async def test_a_rewind_on_the_head_moves_no_vector_and_the_next_commits_follow_it_after_a_restart_as_well(
+    autojump_clock: Clock,
+) -> None:
+    async with open_world() as world:
+        me, other = world.parties[:2]
+        commits = await world.grow([me, other], 2)
+        good = commits[-1].link
+        certificate = seal_rewind(AUTHORITY, RUN_ID, good, Rewind(1, good.commit, 1))
+        link = verify_certificate(certificate, good, verifier=VERIFIER, run_id=RUN_ID)
+        before, root, loan = me.chain.state, me.chain.root, await lend(me.chain)
+        for party in (me, other):
+            await apply_whole(party.chain, link, certificate)
+        assert me.chain.head == link
+        assert me.chain.state.anchor_N is before.anchor_N
+        assert (me.chain.state.head, me.chain.state.index) == (link.commit, good.index + 1)
+        assert me.chain.root == other.chain.root != root
+        lent_N = loan.state.anchor_N.clone()
+        await me.restart()
+        assert (me.chain.head, me.chain.root) == (link, other.chain.root)
+        (after,) = await world.grow([me, other], 1)
+        assert after.link.parent == link.commit
+        assert me.chain.root == other.chain.root
+        assert torch.equal(loan.state.anchor_N, lent_N), "whoever borrowed the vectors still reads them"
+        loan.give_back()
