@@ -58,7 +58,8 @@ def test_the_layout_is_told_with_its_reason_and_gigabytes_a_card() -> None:
     ]
     assert lines[4].startswith("at the start both are timed; the other way: ")
     assert layout_finding(choice).level is Level.OK
-    misfit = choose_layout(cards, _task(MODELS["12B"]), "auto", links)
+    smaller, apart = MACHINES["2x 3060"]
+    misfit = choose_layout(smaller, _task(MODELS["12B"]), "auto", apart)
     assert layout_finding(misfit).level is Level.WARN
 
 

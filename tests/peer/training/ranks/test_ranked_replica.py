@@ -93,7 +93,7 @@ def test_two_ranks_do_what_one_process_does(short_path: Path) -> None:
         cases.add(f"{name}, away", work, card_plan=CardPlan(offload="all"), **changes)
     found = cases.found_by_ranks(Mesh(shard=2))
     assert _wrong(found, cases.found_alone()) == {}
-    for name in away:
+    for name in away.keys() - {"searched"}:  # its micro-batch follows from measured speed
         pairs = [(what, found[f"{name}, away"][what], each) for what, each in found[name].items()]
         assert {f"{name}: {what}" for what, own, other in pairs if not torch.equal(own, other)} == set()
     assert int(found["paused"]["same late"]) <= 2, "a pause is obeyed within two micro-batches on all ranks"
