@@ -12,7 +12,7 @@ from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
 from protocol.ids import CommitId, PeerId
 
 MOST_VERDICTS: Final = 20_000
-"""Rows that are kept; the oldest go first. At the default share it is some weeks of a large run."""
+"""Rows that are kept; the oldest go first."""
 
 
 def put_verdict(ledger: Ledger, auditor: PeerId, verdict: WorkVerdict, *, now_unix_s: int) -> None:

@@ -53,9 +53,11 @@ class PeerTrust:
         if self.audited.is_doubted:
             return "auditors did its work again and found other work"
         if self.standing is PeerStanding.MEMBER:
-            return "its work passed audits" if self.audited.makes_member else "its work was counted for some days"
-        passes = f"; {self.audited.num_passes} of {MEMBER_PASSES} audits passed" if self.audited.num_passes else ""
-        return f"it came by the open door, and its work was not counted for long{passes}"
+            return (
+                "its work passed when done again" if self.audited.makes_member else "its work was counted for some days"
+            )
+        passes = f"; {self.audited.num_passes} of {MEMBER_PASSES} passes by auditors" if self.audited.num_passes else ""
+        return f"it came by the open door, and its work was not yet counted on enough days{passes}"
 
     @property
     def row(self) -> dict[str, object]:

@@ -360,7 +360,7 @@ def away_json(peer: PeerId, counted: Counted, past: RunPast, now_s: float, *, is
     """A row for a contributor that is away, with the same keys as those of the others."""
     heard_s, chosen = past.heard_s.get(peer), past.chosen.get(peer, NONE_CHOSEN)
     silent_s = None if heard_s is None else max(0.0, round(now_s - heard_s, 3))
-    last = "not heard since this host takes note" if silent_s is None else f"last heard {duration(silent_s)} ago"
+    last = "not heard as far back as the host remembers" if silent_s is None else f"last heard {duration(silent_s)} ago"
     unknown = ("tokens_ready", "loss", "here_s", "index", "bytes_up", "bytes_down", "left_out")
     texts = ("head", "state_root", "state_commit", "version")
     return {

@@ -9,7 +9,6 @@ from averaging.host.daemon_views import named_row, rows_of, shown_state
 from coordinator.progress.run_core import is_here
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
-from protocol.rounds.lineage.round_row import TAKEN_BACK
 from protocol.rounds.messages.requests import NO_PART
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several
 
@@ -84,7 +83,8 @@ def named(names: Mapping[object, object], peer: object) -> str:
 
 def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     if row.get("members") == []:
-        return f"last round {row.get('index')}: {TAKEN_BACK}"
+        number = _number(row, "index")
+        return f"last round {number:.0f}: the host took the run back to round {number - 1:.0f}; nobody is counted"
     weights = row.get("weights")
     shares = weights.items() if isinstance(weights, dict) else ()
     members = ", ".join(f"{named(names, peer)} {100 * share:.0f}%" for peer, share in shares)

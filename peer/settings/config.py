@@ -83,7 +83,8 @@ class PeerConfig(PlaceConfig):
 
     split: WishedSplit = "auto"
     """How several cards train: as islands, each with a model of its own, or as one model, with its parameters shared out (shard), also
-    each text (context) or each product (tensor). auto takes what is fast and fits. Each card holds the whole stage of a pipeline run.
+    each text (context) or each product (tensor). auto takes what is fast and fits. In a pipeline run each card
+    holds the whole stage, so leave it at auto.
     """
 
     compile: Switch = "auto"

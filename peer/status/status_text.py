@@ -50,8 +50,8 @@ _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
 )
 _STANDINGS: Final = {
-    "stranger": "stranger; its work weighs at most the median, and strangers' together a quarter; counted work makes a member",
-    "member": "member; its work weighs as a keeper's, and it sums slices for others",
+    "stranger": "stranger; its work weighs at most the median, that of all strangers together a quarter; counted work makes a member",
+    "member": "member; its work weighs as that of a keeper, and it sums slices for others",
 }
 """The word for a standing and what follows from it. Nothing is said of a keeper, which everybody is in a run by invite."""
 

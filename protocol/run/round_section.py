@@ -99,8 +99,9 @@ class RoundSection(Section):
     """
 
     loss_gate: bool | None = None
-    """Whether three voters measure each commit, and the host holds the run and takes it back to the last good commit when the held-out
-    loss rises by more than the run's noise. For runs whose model is one unit. True in an open run if not given, else false.
+    """Whether three voters measure each commit, and the host takes the run back to the last good commit when the held-out loss rises
+    by more than the run's noise. It needs `shards = "data"` and a mode that is not "streaming". If not given: true in such a run that
+    is open, else false.
     """
 
     @property

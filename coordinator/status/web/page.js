@@ -149,7 +149,7 @@ function tasks() {
 
 function readRound(round) {
   if (!round.members.length) {
-    el("round").textContent = `Round ${round.index}: the host took the rounds after it back; nobody is counted.`;
+    el("round").textContent = `Round ${round.index}: the host took the run back to round ${round.index - 1}; nobody is counted.`;
     return;
   }
   const by = names(), named = peer => by[peer] || peer.slice(-6);
@@ -231,7 +231,7 @@ function peerRows(rows) {
     const state = p.is_banned ? make("span", "banned", "bad") : make("span", p.state);
     state.title = p.reason;
     if (p.standing && p.standing !== "keeper") {
-      const passed = p.audits_passed ? `, ${p.audits_passed} audits passed` : "";
+      const passed = p.audits_passed ? `, passed ${p.audits_passed} times when done again` : "";
       const part = make("span", `, ${p.standing}${passed}`);
       part.title = p.standing_reason;
       state.append(part);

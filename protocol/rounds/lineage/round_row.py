@@ -17,9 +17,6 @@ from protocol.rounds.messages.bounds import LOST_ALL_PPM
 from protocol.rounds.messages.record import CommitRecord, Disagreement
 from protocol.rounds.messages.requests import NO_PART
 
-TAKEN_BACK: Final = "the host took the rounds after it back; nobody is counted"
-"""Of a rewind, behind the number of its round, for people (R28)."""
-
 RECENT_ROUNDS: Final = 20
 """Rounds over which it is told how much of a peer's work disagrees. One chunk of an honest peer now and then does."""
 

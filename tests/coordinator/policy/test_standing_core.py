@@ -78,9 +78,9 @@ def test_whoever_auditors_put_aside_is_a_stranger_whatever_its_days_and_a_keeper
     [
         (KEEPERS_TRUST, "came with an invite"),
         (PeerTrust(MEMBER), "counted for some days"),
-        (PeerTrust(MEMBER, PASSED), "passed audits"),
+        (PeerTrust(MEMBER, PASSED), "passed when done again"),
         (PeerTrust(STRANGER), "came by the open door"),
-        (PeerTrust(STRANGER, AuditedWork(num_passes=3)), "3 of 10 audits passed"),
+        (PeerTrust(STRANGER, AuditedWork(num_passes=3)), "3 of 10 passes by auditors"),
         (PeerTrust(STRANGER, ASIDE), "found other work"),
     ],
 )

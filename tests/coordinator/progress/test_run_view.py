@@ -163,7 +163,7 @@ def test_the_standing_of_each_peer_and_why_is_told_of_those_that_are_here_and_aw
     rows = {row["peer"]: row for row in (*_rows(shown["peers"]), *_rows(shown["away"]))}
     assert {each: row["standing"] for each, row in rows.items()} == {A: "member", B: "stranger", C: "keeper"}
     assert (rows[B]["audits_passed"], rows[C]["audits_passed"]) == (3, 0)
-    assert "3 of 10 audits passed" in str(rows[B]["standing_reason"])
+    assert "3 of 10 passes by auditors" in str(rows[B]["standing_reason"])
 
 
 def _rows(value: object) -> list[dict[str, object]]:

@@ -42,6 +42,13 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
     assert "newest checkpoint: round 2" in text
 
 
+def test_lines_say_to_which_round_the_host_took_the_run_back() -> None:
+    last = timed(8, 300, 100)
+    rewind = replace(last, row=replace(last.row, members=(), shares=(), omitted=(), tokens=(), is_rewind=True))
+    lines = status_lines(json.loads(json.dumps(status_json(picture((rewind,)), 100.0))))
+    assert any("last round 8: the host took the run back to round 7; nobody is counted" in line for line in lines)
+
+
 def test_lines_say_what_the_model_can_do_and_where_its_checkpoints_went() -> None:
     facts = ScoredTask(EvaluateSection(name="facts", file="f", parts=2), 4, 0.25)
     points = (TaskPoint(2, 300, 4, 2, 3), TaskPoint(4, 600, 2, 1, 1, missing=(2,)))

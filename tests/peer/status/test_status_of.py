@@ -356,7 +356,7 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     assert [row["peer"] for row in known_peers(sources) if row["is_banned"]] == ["lost"]
     assert known_peers(sources)[1]["nickname"] == f"I am {known_peers(sources)[1]['peer']}"
     juniors = {PeerId("here"): PeerStanding.STRANGER, sources.board.peer: PeerStanding.MEMBER}
-    known = replace(state, barred=state.barred.with_standings(juniors))
+    known = replace(state, barred=state.barred.told(juniors, None))
     sources.service = SimpleNamespace(state=known, chain=chain)  # type: ignore[assignment]
     assert [row["standing"] for row in known_peers(sources)][:3] == ["member", "stranger", "keeper"]
     assert [row["index"] for row in latest_rounds(sources)] == [link.index for link in links if link.record is not None]
