@@ -110,11 +110,12 @@ class LossGate:
 
     def _facts(self, chain: ChainLog, now_s: float) -> GateFacts:
         links, curves = chain.lineage(MOST_MEASURES), self._tracker.curves
-        voices = curves.voices(chain.tree, chain.head, self._tracker.live_peers())
+        live = self._tracker.live_peers()
+        voices = curves.voices(chain.tree, chain.head, live)
         measures = measures_on(links, curves.points, WHOLE, voices)
         number = max(self._number, *(link.rewind for link in links)) if links else self._number
         unix_s, still_s = self._clock.unix_s(), now_s - self._came_s
-        return GateFacts(links, measures, self._hold, number, unix_s, still_s, is_back(chain, number))
+        return GateFacts(links, measures, self._hold, number, unix_s, still_s, is_back(chain, number), live)
 
     async def _act(self, chain: ChainLog, action: GateAction, facts: GateFacts) -> None:
         _log.warning("loss_gate", reason=self.words)
