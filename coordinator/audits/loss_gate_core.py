@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.hold import Hold
 from protocol.rounds.messages.record import MAX_REWINDS
@@ -180,6 +181,7 @@ class GateFacts:
         now_unix_s: seconds since 1970.
         still_s: for how long no commit came, in seconds.
         is_back: whether the followed lineage has the newest rewind that is known, as far as there is one.
+        live: the peers that are heard; None where nobody looks.
     """
 
     links: Sequence[ChainLink]
@@ -189,6 +191,7 @@ class GateFacts:
     now_unix_s: float
     still_s: float
     is_back: bool = True
+    live: Collection[PeerId] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,9 @@ def why_not_back(facts: GateFacts, rise: Rise) -> str:
         return f"round {rise.good.index}, the last good one, is more than {MOST_BACK} rounds back"
     if good.is_lone:
         return f"round {rise.good.index}, the last good one, was made without a quorum"
+    num_here = sum(facts.live is None or peer in facts.live for peer in good.roster)
+    if 2 * num_here <= len(good.roster):
+        return f"{num_here} of the {len(good.roster)} voters of round {good.index}, the last good one, are here: too few to go on"
     if facts.number >= MAX_REWINDS:
         return f"the run was taken back {MAX_REWINDS} times, as often as may be"
     if sum(bool(link.rewind) for link in facts.links[-AGAIN_WITHIN:]) >= MOST_AGAIN:

@@ -110,11 +110,12 @@ class LossGate:
 
     def _facts(self, chain: ChainLog, now_s: float) -> GateFacts:
         links, curves = chain.lineage(MOST_MEASURES), self._tracker.curves
-        voices = curves.voices(chain.tree, chain.head, self._tracker.live_peers())
+        live = self._tracker.live_peers()
+        voices = curves.voices(chain.tree, chain.head, live)
         measures = measures_on(links, curves.points, WHOLE, voices)
-        number = max(self._number, *(link.rewind for link in links)) if links else self._number
+        number = self._number = max(self._number, newest_number(chain))
         unix_s, still_s = self._clock.unix_s(), now_s - self._came_s
-        return GateFacts(links, measures, self._hold, number, unix_s, still_s, is_back(chain, number))
+        return GateFacts(links, measures, self._hold, number, unix_s, still_s, is_back(chain, number), live)
 
     async def _act(self, chain: ChainLog, action: GateAction, facts: GateFacts) -> None:
         _log.warning("loss_gate", reason=self.words)
@@ -124,7 +125,8 @@ class LossGate:
             case LiftHold(hold):
                 now_unix_s = max(int(self._clock.unix_s()), hold.unix_s + 1)
                 await self._keep(replace(hold, unix_s=now_unix_s, lasts_s=0))
-            case GoBack(number, good):
+            case GoBack(number, good, rise):
+                await self._lower_hold(rise)
                 await self._go_back(chain, number, good, facts.links)
 
     async def _sign_hold(self, chain: ChainLog, number: int, rise: Rise) -> None:
@@ -134,6 +136,13 @@ class LossGate:
         genesis = chain.genesis.commit
         losses = (rise.good.index, rise.good.nats, last.index, last.nats)
         await self._keep(Hold(number, head.unit, genesis, head.commit, unix_s, HOLD_S, *losses))
+
+    async def _lower_hold(self, rise: Rise) -> None:
+        """A hold ends with a rewind that comes after its good round. Losses that came later may have put that round further back."""
+        hold, unix_s = self._hold, int(self._clock.unix_s())
+        if hold is not None and rise.good.index < hold.good_index:
+            later_s = max(unix_s, hold.unix_s + 1)
+            await self._keep(replace(hold, unix_s=later_s, good_index=rise.good.index, good_nats=rise.good.nats))
 
     async def _keep(self, hold: Hold) -> None:
         sealed = seal_hold(self._authority, self._check.run_id, hold)
@@ -168,10 +177,18 @@ def is_back(chain: ChainLog, number: int) -> bool:
     return node is None or chain.tree.path(node.link.commit, chain.head.commit) is not None
 
 
+def newest_number(chain: ChainLog) -> int:
+    """The highest number of a rewind among the commits that may be followed, 0 for none. An old copy of the ledger has a lower one."""
+    return max((node.link.rewind for node in chain.tree.nodes.values()), default=0)
+
+
 def rewind_in(chain: ChainLog, number: int) -> TreeNode | None:
-    """The rewind of this number among the commits that may be followed."""
-    nodes = chain.tree.nodes.values() if number else ()
-    return next((node for node in nodes if node.link.rewind == number), None)
+    """The rewind of this number among the commits that may be followed. Of several, which a host with an old copy of its ledger may
+    have signed, the one behind the head.
+    """
+    tree, head = chain.tree, chain.head.commit
+    nodes = [node for node in tree.nodes.values() if number and node.link.rewind == number]
+    return max(nodes, key=lambda node: tree.path(node.link.commit, head) is not None, default=None)
 
 
 def counted_in(links: Sequence[ChainLink], after: int) -> list[PeerId]:

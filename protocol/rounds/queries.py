@@ -285,7 +285,10 @@ def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
         and view.peer not in state.barred.expelled
     ]
     allowed = counted_only(state.tree.behind(commit))
-    views = views if allowed is None else [view for view in views if view.peer in allowed]
+    if allowed is not None:
+        kept = [view for view in views if view.peer in allowed]
+        are_all_gone = not kept and state.config.me.peer not in allowed and may_be_lone(state, now_s)
+        views = views if are_all_gone else kept
     return views if state.spine is None else [view for view in views if stands_with_us(state, view)]
 
 

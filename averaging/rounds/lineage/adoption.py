@@ -123,7 +123,7 @@ def adoption_shift(
     contribution: EncodedContribution | None,
     grid: ChunkGrid,
 ) -> torch.Tensor:
-    """The `shift_N` of `AdoptionShift`, made now if it was not made with the commit.
+    """The `shift_N` of `AdoptionShift`, made now if it was not made with the commit. Zeros for a rewind (R28), which moves no vector.
 
     Raises:
         LocalProtocolError: a commit that has neither its shift nor the anchor before it.
@@ -131,6 +131,8 @@ def adoption_shift(
     if applied.shift_N is not None:
         return applied.shift_N
     before_N, after_N = applied.previous_anchor_N, applied.state.anchor_N
+    if record.rewind:
+        return torch.zeros(grid.num_elements)
     if before_N is None:
         raise LocalProtocolError(
             "a commit without the anchor before it", "the anchor, or the shift that was made of it"

@@ -13,7 +13,7 @@ there. At a fork the lineage with the newest rewind comes first (R22).
 For ROUNDS_SET_BACK rounds after a rewind only the voters of its good commit are counted: work of peers that came later, or that have
 no vote, was in the rounds that are taken back, and nothing tells whose it was.
 
-Rules: R22, R28 (protocol/rounds/RULES.md).
+Rules: R18, R22, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -124,15 +124,24 @@ def newest_rewind(behind: Iterable[ChainLink]) -> ChainLink | None:
 
 
 def counted_only(behind: Iterable[ChainLink]) -> frozenset[PeerId] | None:
-    """The peers that may be counted in the next round; None for everybody. `behind` is as for `newest_rewind`."""
-    rewind = newest_rewind(behind)
-    return frozenset(rewind.roster) if rewind is not None else None
+    """The peers that may be counted in the next round; None for everybody, also once peers went on alone without any voter of the
+    rewind (R18). `behind` is as for `newest_rewind`.
+    """
+    newest = list(islice(behind, ROUNDS_SET_BACK))
+    rewind = newest_rewind(newest)
+    if rewind is None:
+        return None
+    allowed, later = frozenset(rewind.roster), newest[: newest.index(rewind)]
+    return None if any(link.is_lone and allowed.isdisjoint(link.roster) for link in later) else allowed
 
 
 def set_back_problem(behind: Iterable[ChainLink], record: CommitRecord | None) -> str:
     """Why a new record may not be acked: it counts a peer that a rewind sets back. Empty if it counts none. Only voters ask:
-    what was committed stands. `behind`: the record's base and its ancestors, newest first.
+    what was committed stands. Peers that are set back may go on alone, without any voter of the rewind (R18): else a run whose voters
+    are gone would stand still. `behind`: the record's base and its ancestors, newest first.
     """
     allowed = counted_only(behind)
+    if record is not None and allowed and record.lone and allowed.isdisjoint(e.peer for e in record.contributors):
+        return ""
     found = [entry.peer for entry in record.contributors if entry.peer not in allowed] if record and allowed else []
     return f"it counts {short(found[0])}, which did not vote on the commit that the host went back to" if found else ""

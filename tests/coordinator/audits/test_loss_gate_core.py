@@ -196,6 +196,15 @@ def test_where_the_host_cannot_go_back_it_tells_why_and_holds_nothing() -> None:
         assert found in why
 
 
+def test_a_run_is_taken_back_only_to_a_commit_most_of_whose_voters_are_here() -> None:
+    facts = _facts(hold=HOLD, still_s=STILL_S)
+    roster = facts.links[9].roster
+    assert isinstance(next_action(replace(facts, live=roster[:2]))[0], GoBack)
+    action, why = next_action(replace(facts, live=[*roster[:1], PeerId("newcomer")]))
+    assert action is None
+    assert "1 of the 3 voters of round 10, the last good one, are here" in why
+
+
 def test_only_points_of_followed_commits_are_measures_and_say_whether_enough_measured_them() -> None:
     links = _links(3)
     points = [LossPoint("heldout", link.index, link.total_tokens, float(link.index), PeerId("a")) for link in links]

@@ -25,7 +25,8 @@ from protocol.identity.identity import Identity
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.hold import Hold, open_hold
-from protocol.rounds.messages.wire import decode_certificate
+from protocol.rounds.lineage.rewind import Rewind, seal_rewind
+from protocol.rounds.messages.wire import decode_certificate, encode_certificate
 from tests.coordinator.admission.test_service import chain_of
 from tests.coordinator.chain_world import PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import RUN_TOML, UNIT, HostWorld, open_host
@@ -218,7 +219,8 @@ async def test_a_host_that_restarts_between_hold_and_rewind_goes_on_with_it(
         await host.tracker.restore()
         again = GatedRun(host, await _gate_of(host), chain)
         await again.gate.look()
-        assert again.hold_in(await again.report(PEERS[0])) == first
+        for peer in PEERS:
+            assert again.hold_in(await again.report(peer)) == first
         await trio.sleep(STILL_S + 1)
         await again.gate.look()
         assert (again.head.rewind, again.head.parent) == (1, good.commit)
@@ -330,3 +332,50 @@ async def test_the_words_of_the_gate_come_with_answers_to_reports(tmp_path: Path
         reply = decode_report_reply(await run.host.service.report(run.host.report(PEERS[0], said)))
         assert reply.gate == run.gate.news(commit)
         assert reply.gate.hold != b""
+
+
+async def test_of_two_rewinds_of_one_number_the_one_that_is_followed_counts(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """A host with an old copy of its ledger signs a number again, and peers bring it the rewind that it forgot."""
+    async with gated_run(tmp_path) as run:
+        await run.good_rounds(NUM_GOOD)
+        tracker, good = run.host.tracker, run.head
+        assert tracker.chain is not None
+        older = tracker.chain.link(good.parent or good.commit)
+        assert older is not None
+        for place in (older, good):
+            certificate = seal_rewind(run.host.authority.signer, run.host.run_id, place, Rewind(1, good.commit, 1))
+            await tracker.go_back(encode_certificate(certificate))
+        assert (run.head.rewind, run.head.parent) == (1, good.commit)
+        await run.gate.look()
+        assert run.gate.words == ""
+        run.follow(run.gate.news(good.commit))
+        await run.good_rounds(2)
+        await run.bad_rounds()
+        news = await run.report(PEERS[0])
+        assert run.hold_in(news).number == 2, "the number of a rewind that the ledger does not know is not used again"
+        assert news.rewinds == ()
+
+
+async def test_a_hold_ends_with_its_rewind_although_that_goes_further_back_than_was_thought(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with gated_run(tmp_path) as run:
+        await run.good_rounds()
+        good = run.head
+        await run.round([LEVEL, None, None])
+        last = run.chain.head
+        await run.bad_rounds()
+        assert run.hold_in(await run.report(PEERS[0])).good_index == good.index + 1
+        for peer in PEERS[1:]:
+            measured = (HeldoutResult(*last, BAD),)
+            commit, index, total = run.chain.head
+            said = PeerReport("training", "", UNIT, head=commit, index=index, total_tokens=total, heldout=measured)
+            await run.host.tracker.report(peer.peer_id, said)
+        await trio.sleep(STILL_S + 1)
+        await run.gate.look()
+        assert (run.head.rewind, run.head.parent) == (1, good.commit)
+        assert run.host.tracker.chain is not None
+        hold = run.hold_in(await run.report(PEERS[0]))
+        assert hold.is_followed(run.host.tracker.chain.tree.behind(run.head.commit))

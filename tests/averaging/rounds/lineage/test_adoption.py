@@ -25,17 +25,21 @@ from averaging.rounds.traffic.contribution import EncodedContribution, encode_ch
 from protocol.ids import Root
 from protocol.merkle import MerkleTree
 from protocol.rounds.lineage.lineage import TreeNode
+from protocol.rounds.lineage.rewind import Rewind, seal_rewind
 from protocol.rounds.messages.record import Ballot, Disagreement
+from protocol.rounds.messages.wire import decode_record
 from tests.at_once import encode_contribution, encode_fed, encode_with_feedback
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,
+    RUN_ID,
     TOKENS,
     MadeCommit,
     RoundWorld,
     open_world,
     tree_nodes,
 )
+from tests.simulation.signing import AUTHORITY
 
 Clock = trio.testing.MockClock
 COUNTED_IN_FOUR_OF_SIX = TOKENS * 4 // 6
@@ -517,3 +521,19 @@ async def test_where_the_trainer_starts_from_the_anchor_the_residual_still_follo
         assert adoption.shift_N is None
         assert fed.feedback.pending is not None
         assert torch.equal(after.residual.values_N, fed.feedback.pending.values_N)
+
+
+@pytest.mark.parametrize("may_overwrite", [False, True])
+async def test_a_rewind_that_comes_as_the_next_commit_moves_no_parameter(
+    may_overwrite: bool, autojump_clock: Clock
+) -> None:
+    async with open_world() as world:
+        me = world.parties[0]
+        (commit,) = await world.grow(world.parties[:2], 1)
+        record = decode_record(seal_rewind(AUTHORITY, RUN_ID, commit.link, Rewind(1, commit.link.commit, 1)).record)
+        theta_N, anchor_N = _vector(2), me.chain.state.anchor_N
+        offered = replace(_contribution(anchor_N, theta_N.clone()), may_overwrite_theta=may_overwrite)
+        for mixed in (None, Mixed(0.5, None)):
+            shift = adopt_commit(AppliedCommit(me.chain.state, anchor_N), record, me.peer, offered, GRID, mixed)
+            assert shift.credited_tokens == 0
+            assert torch.equal(_moved(theta_N, shift), theta_N)

@@ -279,3 +279,26 @@ def test_a_leader_that_settles_a_rewind_gets_no_ack() -> None:
     ballot = replace(decode_record(record).ballot, attempt=0, peer=leader.peer)
     voter.hear(leader, Settle(UNIT, voter.head.commit, ballot, record, (leader.peer,)))
     assert any("without content" in reason for reason in voter.reasons)
+
+
+def test_peers_that_are_set_back_go_on_together_once_the_voters_of_the_rewind_are_gone() -> None:
+    table = Table(4, num_founders=2, longest_interval_s=5.0)
+    newcomers = [seat for seat in table.live() if seat.peer not in table.genesis.roster]
+    for seat in newcomers:
+        table.kill(seat)
+    table.run_until(lambda: table.all_at(2), 200.0)
+    good = table.live()[0].head
+    for seat in newcomers:
+        table.restart(seat)
+    peers = {seat.peer for seat in newcomers}
+    table.run_until(lambda: peers.issubset(_chain(table.live()[0])[-1].roster), 200.0)
+    index = table.live()[0].head.index
+    table.run_until(lambda: table.all_at(index), 100.0)
+    for seat in table.others(*newcomers):
+        table.kill(seat)
+    for seat in newcomers:
+        _given(seat, _rewind(good))
+    rewind = _verified(_rewind(good), good)
+    table.run_until(lambda: all(rewind in _chain(seat) for seat in newcomers), 100.0)
+    table.run_until(lambda: all(seat.head.index > rewind.index + 2 for seat in newcomers), 2000.0)
+    assert len({_chain(seat)[rewind.index + 1].commit for seat in newcomers}) == 1
