@@ -1,7 +1,7 @@
 """Words of the host's loss gate at a peer: the newest hold on its disk, passed on, and rewinds for the rounds.
 
-The host sends both with its answers to our reports. A new hold is also called out to a few members, who call it out in turn: an opener
-that does not hear the host learns of it, too. A rewind is a commit, so it spreads as commits do.
+The host sends both with its answers to our reports. A new hold, or its end, is also called out to a few members, who call it out in
+turn: an opener that does not hear the host learns of it, too. A rewind is a commit, so it spreads as commits do.
 
 Rules: R28 (protocol/rounds/RULES.md).
 """
@@ -24,7 +24,7 @@ from protocol.host.host_statements import GateNews
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import CommitsFetched
-from protocol.rounds.lineage.hold import Hold, newer, open_hold
+from protocol.rounds.lineage.hold import MAX_HOLD_S, Hold, newer, open_hold
 from protocol.rounds.lineage.record_rules import SignatureCheck
 from protocol.rounds.messages.messages import Certificate
 from protocol.rounds.messages.wire import decode_certificate, genesis_id
@@ -143,10 +143,17 @@ class HostGate:
         network.serve_calls(HOLD_CHANNEL, partial(self._answer, check))
         while True:
             changed = self._changed
-            if self.hold is not None:
+            if self._may_matter():
                 for peer in called_by(network.peer_id, members()):
                     await self._call(network, peer)
             await changed.wait()
+
+    def _may_matter(self) -> bool:
+        """Whether our newest word is one that others need: a hold that lasts, or one that lifts a hold that may last still."""
+        hold = self._hold
+        if hold is None or hold.lasts_s:
+            return self.hold is not None
+        return self._clock.unix_s() < hold.unix_s + MAX_HOLD_S
 
     async def _call(self, network: Network, peer: PeerId) -> None:
         try:

@@ -103,7 +103,7 @@ async def test_rewinds_go_to_the_rounds_once_these_are_there_and_bytes_that_are_
     assert [line["event"] for line in logs] == ["gate_word_refused"]
 
 
-async def test_a_hold_that_one_peer_hears_comes_to_all_members_and_to_nobody_else(
+async def test_a_hold_and_its_end_that_one_peer_hears_come_to_all_members_and_to_nobody_else(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     names = [PeerId(f"peer{number:02d}") for number in range(12)]
@@ -121,10 +121,13 @@ async def test_a_hold_that_one_peer_hears_comes_to_all_members_and_to_nobody_els
         await gates[0].take(GateNews(_sealed(HOLD)), "the host")
         await trio.sleep(30)
         assert [gate.hold for gate in gates] == [HOLD] * len(gates)
+        await gates[3].take(GateNews(_sealed(replace(HOLD, unix_s=UNIX_S + 30, lasts_s=0))), "the host")
+        await trio.sleep(30)
+        assert [gate.hold for gate in gates] == [None] * len(gates), "the end of a hold comes to all members, too"
         outsider = swarm.start(PeerId("outsider"))
         with pytest.raises(PotluckError):
             await outsider.call(names[0], HOLD_CHANNEL, _sealed(replace(HOLD, number=2)), timeout_s=2.0)
-        assert gates[0].hold == HOLD
+        assert gates[0].hold is None
         nursery.cancel_scope.cancel()
 
 
