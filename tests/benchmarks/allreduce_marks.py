@@ -40,6 +40,7 @@ from averaging.state.generations import GenerationRef, Generations
 from averaging.state.log_entries import LoggedContribution
 from averaging.state.state import UnitState
 from averaging.state.unit_log import UnitLog
+from protocol.estimates.unit_disk import Occasion
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.messages import Certificate
@@ -112,7 +113,7 @@ def install(marks: Marks) -> None:
 
 def _wrap_steps(marks: Marks) -> None:
     offered, closed = UnitChain.log_contribution, Reduction.wait_ready
-    result, certificate = UnitLog.write_result, UnitLog.log_certificate
+    result, logged = UnitLog.write_result, UnitLog.log_certificate
 
     async def log_contribution(chain: UnitChain, base: CommitId, contribution: LoggedContribution) -> None:
         await offered(chain, base, contribution)
@@ -126,33 +127,33 @@ def _wrap_steps(marks: Marks) -> None:
         await result(log, base, result_hash, data, begun)
         marks.results_s[result_hash] = time.time()
 
-    async def log_certificate(log: UnitLog, base: CommitId, raw: bytes) -> None:
-        await certificate(log, base, raw)
+    async def log_certificate(log: UnitLog, base: CommitId, certificate: bytes) -> None:
+        await logged(log, base, certificate)
         marks.mark("certified")
 
     setattr(UnitChain, "log_contribution", log_contribution)  # noqa: B010 - mypy takes no plain assignment
     setattr(Reduction, "wait_ready", wait_ready)  # noqa: B010
-    for wrapped in (write_result, log_certificate):
-        setattr(UnitLog, wrapped.__name__, wrapped)
+    setattr(UnitLog, "write_result", write_result)  # noqa: B010
+    setattr(UnitLog, "log_certificate", log_certificate)  # noqa: B010
 
 
 def _wrap_keeping(marks: Marks) -> None:
-    applied, proved, kept, written = UnitChain.apply, UnitChain.prove, UnitChain.keep, Generations.write
+    stepped, proved, kept, written = UnitChain.apply, UnitChain.prove, UnitChain.keep, Generations.write
 
     async def apply(
         chain: UnitChain, link: ChainLink, certificate: Certificate, begin_shift: BeginShift | None = None
     ) -> AppliedCommit:
-        done = await applied(chain, link, certificate, begin_shift)
+        done = await stepped(chain, link, certificate, begin_shift)
         marks.mark("applied")
         return done
 
-    async def prove(chain: UnitChain, commit: AppliedCommit) -> Root:
-        root = await proved(chain, commit)
+    async def prove(chain: UnitChain, applied: AppliedCommit) -> Root:
+        root = await proved(chain, applied)
         marks.mark("rooted")
         return root
 
-    async def keep(chain: UnitChain) -> None:
-        await kept(chain)
+    async def keep(chain: UnitChain, occasion: Occasion = Occasion.COMMIT) -> None:
+        await kept(chain, occasion)
         marks.mark("kept")
 
     async def write(generations: Generations, state: UnitState, root: Root) -> GenerationRef:
@@ -162,8 +163,9 @@ def _wrap_keeping(marks: Marks) -> None:
         finally:
             _part_of.reset(token)
 
-    for wrapped in (apply, prove, keep):
-        setattr(UnitChain, wrapped.__name__, wrapped)
+    setattr(UnitChain, "apply", apply)  # noqa: B010
+    setattr(UnitChain, "prove", prove)  # noqa: B010
+    setattr(UnitChain, "keep", keep)  # noqa: B010
     setattr(Generations, "write", write)  # noqa: B010
 
 

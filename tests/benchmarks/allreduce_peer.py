@@ -45,6 +45,7 @@ def install() -> None:
     import peer.session.run_layout
     from averaging.rounds.unit_service import RoundService
     from peer.status.reporting import Reporter
+    from peer.training.peer_trainer import PeerTrainer
     from tests.benchmarks import allreduce_marks
     from tests.benchmarks.allreduce_trainer import Desk, GivenTrainer
 
@@ -55,7 +56,7 @@ def install() -> None:
     @asynccontextmanager
     async def given_trainer(
         plan: Any, layout: Any, anchor_N: torch.Tensor, *_rest: object
-    ) -> AsyncIterator[GivenTrainer]:
+    ) -> AsyncIterator[PeerTrainer]:
         trainer = GivenTrainer(desk, anchor_N)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)

@@ -23,8 +23,13 @@ from averaging.network.seams.interfaces import (
     TrainerProgress,
     Way,
 )
+from averaging.rounds.traffic.spans import Record, nowhere
 from averaging.rounds.unit_service import RoundService
 from peer.membership.coordinator_client import CoordinatorClient
+from peer.training.plan.card_report import CardReport
+from peer.training.plan.card_state import CardState
+from peer.training.worker_channel import Scored, ScoreOrder
+from protocol.errors import LocalProtocolError
 from tests.benchmarks.allreduce_files import (
     DELTA_SCALE,
     seed_of,
@@ -119,8 +124,24 @@ class GivenTrainer:
         self._ready = 0
         self._last: dict[str, float] | None = None
         self._trained = 1  # who has trained nothing yet is taken to be starting
+        self.record: Record = nowhere
 
     # --- the seam ---
+
+    @property
+    def card(self) -> str | None:
+        """No card trains."""
+        return ""
+
+    @property
+    def card_report(self) -> CardReport | None:
+        """No card trains."""
+        return None
+
+    @property
+    def cards(self) -> tuple[CardState, ...]:
+        """No card trains."""
+        return ()
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
         """The anchor is what the next vector goes by."""
@@ -147,9 +168,19 @@ class GivenTrainer:
         """The anchor is what the next vector goes by."""
         self._anchor_N = anchor_N
 
-    async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
+    async def evaluate(
+        self, read: ReadAnchors, experts: Sequence[int] = (), *, has_prose: bool = True
+    ) -> HeldoutLosses:
         """Nothing is measured."""
         return HeldoutLosses((1.0,))
+
+    async def score(self, read: ReadAnchors, order: ScoreOrder) -> Scored:
+        """The run of this benchmark has no tasks.
+
+        Raises:
+            LocalProtocolError: always.
+        """
+        raise LocalProtocolError("an order to score", "a run with [[evaluate]]")
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Ready while a trial runs."""
