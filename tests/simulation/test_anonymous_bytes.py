@@ -12,7 +12,7 @@ MARGIN_BYTES = 6 << 20
 
 MOST_BYTES_A_VALUE = {
     "rounds": 2 * 17.0,
-    "rest": 2 * 15.0,
+    "rest": 2 * 16.0,
     "heal": 14.0,
     "join": 9.0,
     "replay": 14.0,
