@@ -281,6 +281,12 @@ class Stage:
 
     # --- coming back ----------------------------------------------------------------------------------------------------------
 
+    def start_again(self, trial: Trial) -> None:
+        """Start the victim of a strike that was made elsewhere. It is waited for as any other: until a certificate counts it."""
+        peer, head = self._swarm.start_peer(trial.victim), max(self._heads())
+        self.watch.heads.pop(trial.victim, None)  # what its last process said
+        self._returns.append(_Return(trial, peer.running.started_unix_s, head))
+
     def await_return(self) -> None:
         """Until every victim is counted again. One that does not come by itself, which its trial then says, is started once more."""
         if self._look_until(lambda: not self._returns, BACK_LIMIT_S, SLOW_S):
