@@ -30,8 +30,8 @@ def verdict_problem(
     Args:
         standings: of the peers that are no keepers.
     """
-    if not standings.get(auditor, PeerStanding.KEEPER).may_reduce:
-        return RefusedError(f"a verdict of {peer_name(auditor)}, a stranger", "one of a member or a keeper")
+    if not standings.get(auditor, PeerStanding.KEEPER).may_vote:  # a crowd of newcomers could promote one another
+        return RefusedError(f"a verdict of {peer_name(auditor)}, no keeper", "one of a keeper")
     if auditor == verdict.contributor:
         return RefusedError("a verdict about the own work", "one about another's")
     if record.contributor(auditor) is None:

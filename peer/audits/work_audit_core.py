@@ -97,7 +97,7 @@ def audits_round(share: float, own: PeerStanding, draw: Draw) -> bool:
     """Whether this peer, of standing `own`, does somebody's work of a round again. It is drawn before the round, since the moments of
     its beginning are needed. `share`, 0 to 1, is that of rounds, and of steps: redone work takes as many as a round.
     """
-    return own.may_reduce and draw() < share
+    return own.may_vote and draw() < share
 
 
 def drawn_contributor(
