@@ -26,6 +26,7 @@ from protocol.run.manifest import open_manifest
 from protocol.tensors.model_config import WHOLE_MODEL
 from tests.e2e.lying_peer import DELTA
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
+from tests.e2e.run_file import run_toml
 from tests.e2e.test_liars import HONEST, LIAR, SLOWDOWN
 from tests.forked import Forked
 
@@ -33,35 +34,14 @@ PEERS: Final = (*HONEST[:2], LIAR)
 NUM_GOOD: Final = 8
 ROUNDS_AFTER: Final = 2
 
-RUN_TOML = f"""
-[run]
-name = "gate"
-total_tokens = 1_000_000_000
-min_members = {len(PEERS)}
-[model]
-dim = 16
-num_layers = 1
-num_heads = 2
-num_kv_heads = 1
-ffn_dim = 32
-context_tokens = 32
-[data]
-source = "text"
-glob = "texts/*.txt"
-shard_bytes = 4096
-[inner]
-learning_rate = 0.01
-batch_tokens = 64
-[round]
-mode = "blocking"
-target_tokens = 192
-chunk_elements = 256
-longest_interval_s = 6.0
-loss_gate = true
-weight_cap = 5
-[checkpoint]
-every_rounds = 1000
-"""
+RUN_TOML: Final = run_toml(
+    "gate",
+    1_000_000_000,
+    run={"min_members": len(PEERS)},
+    data={"glob": "texts/*.txt"},
+    round={"mode": "blocking", "target_tokens": 192, "longest_interval_s": 6.0, "loss_gate": True, "weight_cap": 5},
+    checkpoint={"every_rounds": 1000},
+)
 
 IMPATIENT: Final = "from coordinator.audits import loss_gate_core; loss_gate_core.STILL_S = 3.0"
 """The host's process waits less for the round under way: rounds are short here."""
