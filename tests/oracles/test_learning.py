@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
@@ -95,7 +96,7 @@ def test_the_table_takes_each_familys_best_rate_and_its_gaps_are_over_the_best_r
         runs.add(trial, asdict(Outcome(loss, 1e6, 1, 1.0, ())))
 
     assert [row.metric for row in rows_of(size, [plan])] == []
-    for trial, loss in zip(plan.trials(["rates"]), (2.2, 2.0, 2.1, 1.9, 2.0, 2.1), strict=True):
+    for trial, loss in zip(plan.trials(["rates"]), (2.2, 2.0, 2.1, 2.0, 1.9, 2.1), strict=True):
         trained(trial, loss)
     for trial in plan.outer_steps("muon"):
         trained(trial, 2.5 if trial.rate != size.rates[1] or trial.way.outer.learning_rate != 1.0 else 2.04)
@@ -110,6 +111,27 @@ def test_the_table_takes_each_familys_best_rate_and_its_gaps_are_over_the_best_r
     assert [row.value for row in own] == [-1.0]
     assert rows["3M, target: Muon in e3m0 over synchronous AdamW"].met is True
     assert rows["3M, target: Muon in e3m0 over synchronous Muon"].met is False
+
+
+@pytest.mark.parametrize(
+    ("best", "swept"),
+    [
+        (2e-3, [1e-3, 2e-3, 4e-3]),
+        (5e-4, [1e-3, 2e-3, 4e-3, 5e-4, 2.5e-4]),
+        (8e-3, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]),
+        (1e-9, [1e-3, 2e-3, 4e-3, 5e-4, 2.5e-4, 1.25e-4]),
+    ],
+)
+def test_a_sweep_grows_until_its_best_rate_has_a_worse_one_on_each_side_or_three_were_added(
+    best: float, swept: list[float], tmp_path: Path
+) -> None:
+    plan = TablePlan(SIZES["3M"], 0, Runs(tmp_path / "runs.jsonl"))
+    trained: list[float] = []
+    while trials := [trial for trial in plan.swept(SYNC) if plan.loss(trial) is None]:
+        loss = 2.0 + abs(math.log(trials[0].rate / best))
+        plan.runs.add(trials[0], asdict(Outcome(loss, 1e6, 1, 1.0, ())))
+        trained.append(trials[0].rate)
+    assert trained == pytest.approx(swept)
 
 
 def test_members_share_the_tokens_of_a_step_at_every_size() -> None:

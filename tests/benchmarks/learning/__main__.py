@@ -2,8 +2,8 @@
 
 Members train a small decoder on Python's standard library in this process, a step each in turn. They are kept together by the
 product's own arithmetic: delta, codecs, error feedback, weighted mean, outer step, optimizers. The reference is synchronous
-training at the best of three learning rates. Other ways have their inner and outer rates swept, and the members of a way share the
-tokens of a step.
+training at the best learning rate of a sweep. Other ways have their inner and outer rates swept. A sweep grows while its best rate is
+its lowest or highest. The members of a way share the tokens of a step.
 
 The folder keeps finished trainings, one a line, and the state of the one that is under way. Each start goes on where the last one was
 left, for `--piece-s` seconds, and writes the rows of all that is finished. Exit code 0: everything is trained, and every target is

@@ -15,7 +15,7 @@ class Size:
 
     Attributes:
         step_tokens: of all members together in a local step; a multiple of eight windows.
-        rates: inner learning rates of which each family takes the best, the likeliest in the middle.
+        rates: inner learning rates that a sweep begins with, the likeliest in the middle.
         needs_card: too slow for processors.
     """
 

@@ -27,6 +27,9 @@ BETA: Final = 0.95
 STRONG: Final = 0.8
 """Momentum from which inner rates are swept lower."""
 
+MOST_WIDENED: Final = 3
+"""Rates by which a sweep grows at most; with three to begin with they span a factor of 32."""
+
 OUTER_STEPS: Final = (
     MEAN,
     OuterStep("mean", 1.5, 0.0),
@@ -113,13 +116,26 @@ class TablePlan:
         regime = self.size.regime(members)
         return [Trial(regime, way, self.seed, rate) for rate in rates or self.size.rates]
 
+    def swept(self, way: Way, rates: Sequence[float] = ()) -> list[Trial]:
+        """A way at these inner rates, then at half the lowest or twice the highest while that one is the best of all."""
+        trials = self.of_rates(way, rates=rates)
+        for _ in range(MOST_WIDENED):
+            best = self.best(trials)
+            if best is None or any(self.loss(trial) is None for trial in trials):
+                break
+            low, high = min(trial.rate for trial in trials), max(trial.rate for trial in trials)
+            if low < best.rate < high:
+                break
+            trials += self.of_rates(way, rates=(low / 2 if best.rate == low else high * 2,))
+        return trials
+
     def outer_steps(self, optimizer: str) -> list[Trial]:
         """The sweep of the chapter "outer". Momentum makes steps longer, so strong momentum is tried at lower inner rates."""
         low, middle, high = self.size.rates
         found = list[Trial]()
         for outer in OUTER_STEPS:
             rates = (low / 2, low, middle) if outer.momentum >= STRONG else (low, middle, high)
-            found += self.of_rates(rounds(optimizer, SWEPT_STEPS, outer=outer), rates=rates)
+            found += self.swept(rounds(optimizer, SWEPT_STEPS, outer=outer), rates)
         return found
 
     def sparse_ways(self, optimizer: str) -> list[Trial]:
@@ -132,10 +148,10 @@ class TablePlan:
             replace(plain, weight_decay=0.0),
         ]
         low, middle, _ = self.size.rates
-        return [trial for way in dict.fromkeys(ways) for trial in self.of_rates(way, rates=(low, middle))]
+        return [trial for way in dict.fromkeys(ways) for trial in self.swept(way, (low, middle))]
 
     def _synchronous(self, optimizer: str) -> list[Trial]:
-        return self.of_rates(SYNC if optimizer == "adamw" else SYNC_MUON)
+        return self.swept(SYNC if optimizer == "adamw" else SYNC_MUON)
 
     def _rates(self) -> Iterator[Trial]:
         for optimizer in OPTIMIZERS:
