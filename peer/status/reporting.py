@@ -77,10 +77,11 @@ UNHEARD_WITHIN_S: Final = 30.0
 
 def left_behind(service: RoundService, known: Container[CommitId]) -> Mapping[CommitId, bytes]:
     """Certificates of known commits that are not on our lineage, parents first, without those in `known`. The coordinator records
-    both sides of a fork, and a fork may be healed before the coordinator hears of it.
+    both sides of a fork, and a fork may be healed before the coordinator hears of it. A lone commit on our head that we do not follow
+    is a side, too.
     """
     tree = service.state.tree
-    if not tree.has_fork:
+    if not tree.has_fork and not tree.has_lone:
         return {}
     followed = {link.commit for link in service.chain.links}
     nodes = sorted(tree.nodes.values(), key=lambda node: (node.link.index, node.link.commit))

@@ -16,6 +16,7 @@ import trio
 
 from coordinator.ledger.ledger import CommitRow
 from coordinator.progress.chain_log import ChainLog
+from coordinator.progress.live_lineages import PeerHeads
 from peer.status.reporting import REPORT_EVERY_S, left_behind
 from protocol.errors import RemoteProtocolError
 from protocol.host.reports import MAX_CERTIFICATES
@@ -215,6 +216,7 @@ class Host:
         self._stand(node)
         if service is not None:
             self._hear_commits(node, service)
+            self._look()
         self._hear_bans(node)
 
     def _stand(self, node: Node) -> None:
@@ -232,8 +234,7 @@ class Host:
             want = self._take(node, chain.line.since(want, MAX_CERTIFICATES), chain.head.commit, chain.head.index)
         if not self.log.knows(chain.head.commit):
             raise Violation(f"the host asks {node.name} for commit {want}, and never comes to {chain.head.index}")
-        if service.state.tree.has_fork:
-            asides = left_behind(service, _Known(self.log))
+        if asides := left_behind(service, _Known(self.log)):
             self._take(node, asides.values(), chain.head.commit, chain.head.index)
 
     def _take(self, node: Node, certificates: Iterable[bytes], head: CommitId, index: int) -> int:
@@ -248,8 +249,20 @@ class Host:
             self.rows.append(CommitRow(link.commit, link.unit, new.parent, link.index, new.certificate, seen_unix_s))
         if accepted.refused:
             raise Violation(f"the host takes no more of what {node.name} reports: {accepted.refused[0].found}")
-        self.log.add(accepted.new)
+        self.log.take(self.log.grown(accepted.new, self._heads()))
         return accepted.want_from_index
+
+    def _heads(self) -> PeerHeads:
+        """Where the peers that can report stood when they last did."""
+        live = {node.peer for node in self._world.honest_nodes() if self.hears(node)}
+        heard = {peer: head.commit for peer, (_, head, _) in self._heard.items() if peer in live and head is not None}
+        return PeerHeads(heard)
+
+    def _look(self) -> None:
+        """Decide again which lone commits are followed."""
+        refused = self.log.grown((), self._heads()).refused
+        if refused != self.log.refused:
+            self.log.count(frozenset(), refused)
 
     def _hear_bans(self, node: Node) -> None:
         """Each tells the other what it lacks: the host's ledger may be an old copy."""

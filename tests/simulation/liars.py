@@ -138,10 +138,21 @@ class Liar:
     fence: Ballot | None = None
     consents: dict[PeerId, bytes] = field(default_factory=dict)
 
+    @property
+    def are_half(self) -> bool:
+        """Whether liars are half of the next voters where some honest peer stands. They may decide then, so nothing is promised, and
+        nobody lies.
+        """
+        world = self.node.world
+        if len(world.nodes) <= 2:  # their liars do not lie in votes
+            return False
+        rosters = {service.state.link.roster for node in world.honest_nodes() for service in node.services.values()}
+        return any(2 * sum(peer in world.liars for peer in roster) >= len(roster) for roster in rosters)
+
     def does(self, kind: str) -> bool:
         """Whether it tells this lie now."""
         chooser = self.stall_chooser if kind in STALLS else self.chooser
-        if kind not in self.kinds or chooser.random() >= OFTEN:
+        if kind not in self.kinds or chooser.random() >= OFTEN or self.are_half:
             return False
         self.node.world.happened("lie", f"{self.node.name} {kind}")
         self.node.world.lies[kind] += 1

@@ -302,6 +302,15 @@ def test_commits_of_a_side_that_was_left_are_told_of_parents_first() -> None:
     assert not left_behind(_Rounds(ours), set())  # type: ignore[arg-type]
 
 
+def test_a_lone_commit_on_our_head_that_we_do_not_follow_is_told_of() -> None:
+    ours = _grown(Chain(), 2)
+    theirs = ours.clone()
+    theirs.commit(lone=True)
+    assert list(left_behind(_Rounds(ours, theirs), set())) == [theirs.head[0]]  # type: ignore[arg-type]
+    next_one = _grown(ours.clone(), 1)
+    assert not left_behind(_Rounds(ours, next_one), set()), "a commit of a quorum is about to be applied"  # type: ignore[arg-type]
+
+
 def _reporter_on(rounds: _Rounds) -> tuple[Reporter, _Client]:
     client, sources = _Client(), Sources(StatusBoard(ME, VirtualClock(), 0.0), service=rounds)  # type: ignore[arg-type]
     return Reporter(client, sources, lambda: None, lambda: b"credential"), client  # type: ignore[arg-type]
