@@ -55,12 +55,12 @@ STAGE_BYTES: Final = 40
 (12), its own state (8), and some reserve.
 """
 
-HOST_BASE_BYTES: Final = 3 << 27
+HOST_BASE_BYTES: Final = 23 << 24
 """One Python process with torch, p2pd, and the pieces of text that are packed."""
 
-HOST_BYTES: Final = 5
-"""Of a host, a value: an anchor (4), which it fetches, writes as a checkpoint and verifies a part at a time, and some margin. Row
-"host, writing a checkpoint: resident".
+HOST_BYTES: Final = 6
+"""Of a host, a value: an anchor (4), which it fetches, writes as a checkpoint and verifies a part at a time, a result of one byte a
+value, and some margin. Rows "host, writing a checkpoint: resident" and those of `--large`.
 """
 
 KEPT_UNIT_BYTES: Final = 10

@@ -253,7 +253,7 @@ class Host:
         return accepted.want_from_index
 
     def _heads(self) -> PeerHeads:
-        """Where the peers that can report stood when they last did."""
+        """The heads that live peers reported last."""
         live = {node.peer for node in self._world.honest_nodes() if self.hears(node)}
         heard = {peer: head.commit for peer, (_, head, _) in self._heard.items() if peer in live and head is not None}
         return PeerHeads(heard)
