@@ -6,7 +6,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,9 +36,6 @@ def fetch(url: str) -> tuple[int, dict[str, str], bytes]:
             return reply.status, dict(reply.headers), reply.read()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read()
-
-
-Get = Callable[[str], "tuple[int, dict[str, str], bytes]"]
 
 
 def verify(folder: Path) -> str:
