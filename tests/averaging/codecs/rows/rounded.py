@@ -1,4 +1,4 @@
-"""What the other side of a boundary decodes."""
+"""Values as the other side of a boundary decodes them."""
 
 from __future__ import annotations
 
