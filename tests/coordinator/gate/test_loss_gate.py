@@ -20,7 +20,8 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.progress.run_events import EventBook
 from protocol.errors import StorageError
 from protocol.host.host_statements import NO_GATE_NEWS, GateNews
-from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, decode_report_reply
+from protocol.host.report_bytes import decode_report_reply
+from protocol.host.reports import HeldoutResult, PeerReport, ReportReply
 from protocol.identity.identity import Identity
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink

@@ -39,9 +39,10 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.host.host_statements import RevocationNews
+from protocol.host.report_bytes import encode_report
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.report_pace import IDLE_EVERY_S, again_in_s
-from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply, encode_report
+from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply
 from protocol.identity.envelope import superseded
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
