@@ -94,7 +94,7 @@ from coordinator.scores.score_files import keep_score_files
 from coordinator.status.card_list import CardList
 from coordinator.status.host_notices import HostConditions
 from coordinator.status.local_view import LOG_NAME
-from coordinator.status.metrics import Counts, Moment
+from coordinator.status.metrics.moment import Counts, Moment
 from coordinator.status.screen import run_host_screen
 from coordinator.status.status_page import RunSource, status_app
 from protocol.errors import PotluckError

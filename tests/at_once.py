@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 
-from averaging.arithmetic.batched_codec import runs_in
+from averaging.arithmetic.batched_codec import encode_run, runs_in
 from averaging.arithmetic.error_feedback import FedDelta, FedEncoder, Feedback, Residual
 from averaging.arithmetic.outer_step import moved_vectors, step_into
 from averaging.codecs import Codec
@@ -56,6 +58,13 @@ def _at_once(encoder: DeltaEncoder, grid: ChunkGrid) -> tuple[EncodedContributio
     for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
         encoder.encode(run)
     return encoder.finished()
+
+
+def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
+    """Each chunk of a (N,) float32 vector, encoded separately."""
+    runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
+    spans = (slice(*grid.span(run.start, run.stop)) for run in runs)
+    return tuple(chain.from_iterable(encode_run(codec, values_N[span], grid.chunk_elements) for span in spans))
 
 
 def encode_fed(

@@ -19,12 +19,14 @@ import trio
 import trio.testing
 
 from averaging.gc_freeze import frozen_imports
+from tests.shared_imports import TESTS, begins_at_the_end, import_from_the_end, keep_compiled
 
 TEST_LIMIT_S = 600.0
 """Generous: on a machine that is busy with other things a test takes several times as long as alone."""
 
 # Many tests start processes of ours. They compile the sources once and not each: as on the machines of those who use it.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+keep_compiled()
 
 # Before torch is imported: its threads sleep while they wait for one another. As many as there are processors, in each of several
 # processes, would otherwise spin for a processor that another of them spins on: tests of seconds took minutes.
@@ -74,9 +76,11 @@ async def _within_limit(test: Any, is_real_time: bool) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Look for no garbage while everything is imported, nor ever in what that made: it lasts as long as the tests."""
     with frozen_imports():
+        if begins_at_the_end(session.config):
+            import_from_the_end(sorted(TESTS.rglob("test_*.py")), TESTS.parent)
         return (yield)
 
 

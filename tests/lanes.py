@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 SWARMS: Final = "swarms"
 _E2E: Final = ("demo", "faults", "bad_input", "membership", "host_away", "everybody_killed", "whole_run")
-_PLAYED_BESIDE: Final = ("owed", "swarms", "scenarios")
+_PLAYED_BESIDE: Final = ("owed", "swarms", "scenarios", "liars")
 _SWARM_FILES: Final = (
     *(f"tests/e2e/test_{name}.py" for name in _E2E),
     *(f"tests/simulation/test_{name}.py" for name in _PLAYED_BESIDE),

@@ -1,4 +1,4 @@
-"""Memory for whole vectors of a unit and their encodings, and selection of tensors from a vector."""
+"""Memory for whole vectors of a unit and their encodings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from averaging.arithmetic.spare_memory import CAN_BE_KEPT, SPARE
 from protocol.errors import no_memory
-from protocol.tensors.tensor_schema import TensorSchema
 
 _SMALLEST_KEPT_BYTES: Final = 1 << 22
 """Smaller memory comes from the allocator, which reuses it well."""
@@ -37,16 +36,3 @@ def new_bytes(num_bytes: int) -> memoryview:
         return SPARE.take(1 << (num_bytes - 1).bit_length(), np.dtype(np.uint8)).data[:num_bytes]
     except MemoryError:
         raise no_memory(num_bytes) from None
-
-
-def picked(values_N: torch.Tensor, of: TensorSchema, wanted: TensorSchema) -> torch.Tensor:
-    """The wanted tensors' values, (wanted.num_elements,), from a vector (N,) with the layout `of`. Returns the same vector if both
-    layouts are equal.
-
-    Raises:
-        LocalProtocolError: a wanted tensor is missing.
-    """
-    if of.tensors == wanted.tensors:
-        return values_N
-    parts = [values_N[of.offset(spec.name) :][: spec.num_elements] for spec in wanted.tensors]
-    return torch.cat(parts)

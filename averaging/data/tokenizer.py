@@ -109,11 +109,6 @@ def encode_bytes(text: bytes) -> ByteTokens:
     return np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
 
 
-def encode_document(text: bytes) -> ByteTokens:
-    """(len(text) + 1,) uint16: the bytes and the end mark."""
-    return np.append(encode_bytes(text), np.uint16(END))
-
-
 def decode_tokens(tokens: Tokens) -> str:
     """Decode tokens. End marks become line breaks, invalid UTF-8 becomes the replacement character."""
     data = bytes(int(token) if token < 256 else 10 for token in tokens)

@@ -16,7 +16,6 @@ from hashlib import sha256
 from typing import Final
 
 import numpy as np
-import structlog
 import torch
 
 from averaging.arithmetic.error_feedback import NO_ORIGIN, Pending, Residual
@@ -24,8 +23,6 @@ from averaging.network.seams.interfaces import Offload, Storage
 from protocol.errors import StorageError
 from protocol.ids import HASH_BYTES, CommitId, Root
 from protocol.tensors.tensor_schema import ChunkGrid
-
-log = structlog.get_logger()
 
 NUM_SEGMENTS: Final = 16
 """Each segment takes an fsync, and room for a second copy while it is replaced."""

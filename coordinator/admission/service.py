@@ -44,8 +44,9 @@ from protocol.host.calls import (
     encode_checkpoints,
 )
 from protocol.host.host_statements import NO_GATE_NEWS, RevocationNews
+from protocol.host.report_bytes import decode_report, encode_report_reply
 from protocol.host.report_delta import made_whole, report_digest
-from protocol.host.reports import HELPING, PeerReport, decode_report, encode_report_reply
+from protocol.host.reports import HELPING, PeerReport
 from protocol.host.work_verdict import VERDICT_DOMAIN
 from protocol.identity.credential import check_credential, open_request
 from protocol.identity.envelope import MAX_GUARDED_SENDERS, Envelope, ReplayGuard, open_envelope, session_of, superseded

@@ -17,6 +17,7 @@ from protocol.tensors.model_config import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
+    from coordinator.ledger.ledger import CheckpointRow
 
 NONE_YET: Final = (
     "no checkpoint yet: a host writes one every few rounds, by every_rounds in its run.toml; "
@@ -54,7 +55,6 @@ def _hosted(folder: Path) -> list[dict[str, object]]:
     ledger_file = require_run(folder)
     from coordinator.history.history_rows import past_blocks
     from coordinator.ledger.ledger import open_ledger
-    from coordinator.progress.run_view import checkpoint_json
 
     with open_ledger(ledger_file) as ledger:
         rows, points = ledger.checkpoints(), ledger.loss_points()
@@ -110,3 +110,16 @@ def checkpoint_lines(rows: Sequence[Row], columns: int = WIDTH) -> list[str]:
 def _date(unix_s: object) -> str:
     seconds = number(unix_s)
     return "-" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def checkpoint_json(row: CheckpointRow, folder: Path) -> Row:
+    """One checkpoint below `folder`, as /api/status and `potluck checkpoint list` show it."""
+    return {
+        "index": row.index,
+        "commit": row.commit.hex(),
+        "root": row.state_root.hex(),
+        "total_tokens": row.total_tokens,
+        "name": row.path,
+        "path": str(folder / row.path),
+        "unix_s": row.written_unix_s,
+    }

@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from coordinator.ledger.run_memory import RunPast
-from coordinator.progress.run_view import (
-    PEERS_A_PAGE,
-    ROUNDS_A_PAGE,
-    Json,
-    RunPicture,
-    away_json,
-    away_peers,
-    counted_in,
-    left_out_in,
-    names_in,
-    peer_json,
-)
+from coordinator.progress.run_view import RunPicture, away_peers, counted_in, left_out_in
+from coordinator.status.run_json import PEERS_A_PAGE, ROUNDS_A_PAGE, Json, away_json, names_in, peer_json
 from protocol.errors import RemoteProtocolError
 from protocol.identity.chosen_name import NONE_CHOSEN
 from protocol.identity.names import peer_name

@@ -18,7 +18,8 @@ from averaging.storage.full_disk import ROOM_AGAIN
 from coordinator.ledger.run_memory import RunPast
 from coordinator.progress.run_core import Phase, is_here
 from coordinator.progress.run_events import RunEvent
-from coordinator.progress.run_view import NO_PAST, Json, RunPicture, now_json
+from coordinator.progress.run_view import NO_PAST, RunPicture
+from coordinator.status.run_json import Json, now_json
 from coordinator.status.status_text import alerts, headline, progress
 from protocol.tables import bits, done_percent, duration, printable, several, whole
 

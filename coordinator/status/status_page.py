@@ -26,13 +26,14 @@ from starlette.routing import Route
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson, file_routes
 from averaging.open_runs.card_lists import CARDS_PATH
 from coordinator.progress.run_events import RunEvent
-from coordinator.progress.run_view import PEERS_A_PAGE, Json, now_json, public_json, status_json
 from coordinator.scores.score_core import curve_json, num_scores
 from coordinator.status.card_list import CardList
 from coordinator.status.event_stream import STILL_HERE, EventStream, event_of
-from coordinator.status.metrics import Moment, render_metrics
+from coordinator.status.metrics.metrics_text import render_metrics
+from coordinator.status.metrics.moment import Moment
 from coordinator.status.model_downloads import ModelDownloads
 from coordinator.status.row_pages import ORDERS, PeerQuery, page_number, peer_page, round_page
+from coordinator.status.run_json import PEERS_A_PAGE, Json, now_json, public_json, status_json
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.run.page_section import NO_WORDS, PageSection
 

@@ -35,7 +35,8 @@ from protocol.host.calls import (
     decode_error,
     decode_news,
 )
-from protocol.host.reports import PeerReport, ReportReply, decode_report_reply, encode_report
+from protocol.host.report_bytes import decode_report_reply, encode_report
+from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.envelope import seal
 from protocol.ids import PROTOCOL_VERSION, RunId
 from protocol.pb import coordinator_pb2 as pb

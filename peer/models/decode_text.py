@@ -54,15 +54,6 @@ class TextTokenizer(Protocol):
 _BYTES: Final = ByteTokenizer()
 
 
-def sample_text(
-    config: ModelConfig, flat_N: torch.Tensor, *, prompt: str, sampling: Sampling, tokenizer: TextTokenizer = _BYTES
-) -> str:
-    """The prompt and its sampled continuation. Invalid UTF-8 becomes the replacement character. Raises as `sample_tokens`."""
-    begin = prompt_tokens(prompt, tokenizer)
-    sampled = sample_tokens(config, flat_N, prompt=begin, sampling=sampling, tokenizer=tokenizer)
-    return prompt_text(prompt) + "".join(decoded(sampled, begin, tokenizer))
-
-
 def prompt_tokens(prompt: str, tokenizer: TextTokenizer) -> Sequence[int]:
     """The tokens of a prompt from the command line, which may not be UTF-8."""
     return [int(token) for token in tokenizer.encode(_prompt_bytes(prompt))]

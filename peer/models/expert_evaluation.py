@@ -15,10 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from averaging.models.llama.config import LlamaConfig
 from peer.models.mixture import MixtureDecoder
 from protocol.errors import LocalProtocolError
-from protocol.tensors.expert_schema import MixtureConfig
 
 AT_ONCE: Final = 64
 """Number of windows computed together."""
@@ -88,13 +86,6 @@ def _top_experts(model: MixtureDecoder, inputs_WT: torch.Tensor) -> torch.Tensor
         gates_WX = torch.stack([routed.gates(model.mixture.top_k).sum(1) for routed in model.routed(part_WT)[1]])
         rows.append(gates_WX.sum(0).argmax(-1))
     return torch.tensor(model.experts)[torch.cat(rows)] if rows else torch.empty(0, dtype=torch.int64)
-
-
-def dense_of_equal_cost(decoder: LlamaConfig, mixture: MixtureConfig) -> LlamaConfig:
-    """The dense decoder of equal cost per token. Its feed-forward is as wide as the shared one and a token's top_k experts
-    together. With one expert per document, it has as many parameters as a peer that holds one expert.
-    """
-    return decoder.model_copy(update={"ffn_dim": decoder.ffn_dim + mixture.top_k * mixture.ffn_dim})
 
 
 def _mean(losses: list[tuple[float, int]]) -> float:

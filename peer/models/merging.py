@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from averaging.host.progress import progress
 from averaging.models.llama.config import LlamaConfig
-from peer.models.decoder import load_flat
 from peer.models.expert_evaluation import MergedQuality, merged_quality
 from peer.models.mixture import MixtureDecoder, MixtureLayer, Router, balance_loss, router_z_loss
 from protocol.errors import LocalProtocolError
@@ -100,15 +99,6 @@ def merge_with_text(
         model = without_expert(model, expert)
     quality = merged_quality(model, {expert: text.heldout(expert, HELDOUT_WINDOWS) for expert in model.experts})
     return Merged(dict(model.state_dict()), description or "with routers made of each expert's text", quality)
-
-
-def holder_model(
-    decoder: LlamaConfig, mixture: MixtureConfig, experts: Sequence[int], flat_N: torch.Tensor
-) -> MixtureDecoder:
-    """A peer's model from its flat vector, (N,) float32: the trunk, then its experts."""
-    model = MixtureDecoder(decoder, mixture, experts)
-    load_flat(model, held_units(decoder, mixture, experts).whole, flat_N)
-    return model
 
 
 def merge(

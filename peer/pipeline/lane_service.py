@@ -5,7 +5,7 @@ protocol/pipeline/lanes/lane_forming.py decides, lane_member.py serves a seat, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ from protocol.errors import PotluckError, TransportError
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lanes import lane_forming as forming
-from protocol.pipeline.lanes.endings import EndedLane, empty_since, paused_because
+from protocol.pipeline.lanes.endings import empty_since, paused_because
 from protocol.pipeline.messages import lane_messages as msg
 from protocol.pipeline.messages.lane_wire import encode_lane_message
 from protocol.pipeline.stage_machine import Point
@@ -123,11 +123,6 @@ class LaneService:
     def num_lanes(self) -> int:
         """Number of lanes in the run as far as this peer knows; 0 if unknown."""
         return self.keepers.num_due if self._is_keeping else self.member.num_lanes
-
-    @property
-    def ended_lanes(self) -> Mapping[int, EndedLane]:
-        """How the most recent lanes kept here ended, by lane number."""
-        return self.keepers.ended
 
     def capacity_tokens_per_s(self) -> float:
         """The stage's capacity in tokens/s if it never had to wait for others; 0 if unknown."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
 import trio
 
 from averaging.network.seams.interfaces import DirectoryEntry
@@ -21,8 +20,6 @@ from peer.session.session import JoinedSession
 from protocol.errors import MachineError
 from protocol.ids import PeerId
 from protocol.rounds.messages.messages import Heartbeat
-
-log = structlog.get_logger()
 
 HEARTBEAT_S: Final = 2.0
 _FINISHED: Final = "finished"

@@ -46,9 +46,3 @@ EXIT_CODES: Final[dict[int, ExitCode]] = {
 def exit_code_lines() -> str:
     """The table as text, one code a line, for `potluck --help`."""
     return "\n\n".join(f"{code}: {row.cause}. To do: {row.cure}" for code, row in EXIT_CODES.items())
-
-
-def exit_code_table() -> str:
-    """The table as Markdown, for the README."""
-    rows = (f"| {code} | {row.cause} | {row.cure} |" for code, row in EXIT_CODES.items())
-    return "\n".join(("| code | cause | what to do |", "|---|---|---|", *rows))

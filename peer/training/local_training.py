@@ -309,7 +309,7 @@ class LocalTrainer:
         self.bridge.wait_sent()
 
     def send_theta(self, room_N: torch.Tensor, place: int = 0) -> None:
-        """The same beside training, where that is faster: `bridge.is_sending` tells whether it is still being written."""
+        """The same beside training, where that is faster: `bridge.wait_sent` returns when it is written."""
         rooms = self._replica.parts(room_N, self.units.schemas[place])
         self.bridge.send(list(zip(self._in_unit(place), rooms, strict=True)))
 

@@ -11,7 +11,8 @@ import dataclasses
 from hashlib import sha256
 from typing import Final
 
-from protocol.host.reports import REPORT_DIGEST_BYTES, PeerReport, encode_report
+from protocol.host.report_bytes import encode_report
+from protocol.host.reports import REPORT_DIGEST_BYTES, PeerReport
 from protocol.ids import UnitName
 
 _MOVING: Final = (

@@ -1,8 +1,6 @@
-"""A peer's report to the coordinator and its answer, as frozen dataclasses, and their bytes.
+"""A peer's report to the coordinator and its answer, as frozen dataclasses within bounds; report_bytes.py has their bytes.
 
-The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so its result is safe to show and to store;
-anything else raises RemoteProtocolError. Reports are hints for screens and for the start of the run; commits count only with their
-certificates.
+Reports are hints for screens and for the start of the run; commits count only with their certificates.
 """
 
 from __future__ import annotations
@@ -14,9 +12,8 @@ from itertools import accumulate
 from typing import Final
 
 from protocol.grids import MOST_G_PER_KWH
-from protocol.host.calls import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.host.calls import NO_COMMIT, NO_ROOT
 from protocol.host.host_statements import (
-    MAX_MILESTONES,
     NO_GATE_NEWS,
     NO_REVOCATION_NEWS,
     NO_STATEMENTS,
@@ -25,12 +22,10 @@ from protocol.host.host_statements import (
     RevocationNews,
 )
 from protocol.host.report_pace import MAX_AGAIN_S
-from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
+from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName
 from protocol.identity.envelope import OVERHEAD_BYTES
-from protocol.identity.revocation import MAX_REVOCATIONS
-from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
-from protocol.pb import coordinator_pb2 as pb
-from protocol.received import MAX_TEXT, fields_by_name, parse, require, require_hash_or_none, shown, values_by_name
+from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
+from protocol.received import MAX_TEXT, require, require_hash_or_none
 from protocol.rounds.messages.bounds import MAX_VOTE_BYTES
 from protocol.rounds.messages.claim import MAX_CLAIM_BYTES
 from protocol.rounds.messages.messages import FalseSum
@@ -61,9 +56,11 @@ MAX_JOULES: Final = 1e15
 HELPING: Final = "helping"
 """The state of a peer that only reduces: it counts as no member, neither at the start nor for the most that a run takes."""
 
+MAX_UNITS: Final = 1024
+"""Units in one report, and milestones in one answer."""
+
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
-_MAX_UNITS: Final = 1024
 _MAX_COUNT: Final = 1 << 60
 
 
@@ -280,7 +277,7 @@ class PeerReport:
         # NaN and infinity would poison everybody's loss curve.
         require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
-        sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
+        sizes["units"] = max(len(self.beside), len(self.unit_bytes)), MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in sizes.items():
@@ -398,103 +395,3 @@ def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
     first = certificates[:MAX_CERTIFICATES]
     sums = accumulate(len(certificate) for certificate in first)
     return tuple(part for part, so_far in zip(first, sums, strict=True) if so_far <= MAX_CERTIFICATE_BYTES)
-
-
-def encode_report(report: PeerReport) -> bytes:
-    """The payload of a report envelope."""
-    body = pb.ReportBody(**values_by_name(report, pb.ReportBody))
-    if (energy := report.counts.energy) is not None:
-        body.energy.CopyFrom(pb.EnergyBody(**values_by_name(energy, pb.EnergyBody)))
-    for part in report.beside:
-        body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
-    for moved in report.unit_bytes:
-        body.unit_bytes.add(unit=moved.unit, bytes_up=moved.bytes_up, bytes_down=moved.bytes_down)
-    for pair in report.double_votes:
-        body.double_votes.add(one=pair.one, other=pair.other)
-    for notice in report.proofs.false_sums:
-        body.false_sums.add(**values_by_name(notice, pb.FalseSumBody))
-    for result in report.heldout:
-        part_body = body.heldout.add(
-            commit=result.commit,
-            index=result.index,
-            total_tokens=result.total_tokens,
-            nats=result.nats,
-            prose_nats=result.prose_nats,
-        )
-        for expert, nats in result.of_experts:
-            part_body.of_experts.add(expert=expert, nats=nats)
-    return body.SerializeToString(deterministic=True)
-
-
-def _decode_heldout(body: pb.HeldoutBody) -> HeldoutResult:
-    prose_nats = body.prose_nats if body.HasField("prose_nats") else None
-    of_experts = tuple((part.expert, part.nats) for part in body.of_experts[: MAX_EXPERTS + 1])
-    return HeldoutResult(CommitId(body.commit), body.index, body.total_tokens, body.nats, prose_nats, of_experts)
-
-
-def decode_report(data: bytes) -> PeerReport:
-    """A report from the payload of its envelope.
-
-    Raises:
-        RemoteProtocolError: no report, or a value out of its bounds.
-    """
-    body = parse(pb.ReportBody, data, MAX_REQUEST_BYTES)
-    values = fields_by_name(body)
-    values |= {
-        "heldout": tuple(_decode_heldout(h) for h in body.heldout),
-        "signed": HostStatements(
-            values.pop("start_record"),
-            values.pop("known_revocations"),
-            tuple(values.pop("revocations")[:MAX_REVOCATIONS]),
-            values.pop("known_milestones"),
-            tuple(values.pop("milestones")[: MAX_MILESTONES + 1]),
-        ),
-        "beside": tuple(_decode_standing(part) for part in body.beside),
-        "experts": tuple(body.experts[: MAX_EXPERTS + 1]),
-        "counts": _decode_counts(tuple(values.pop("source_tokens"))[: MAX_SOURCES + 1], body),
-        "unit_bytes": tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
-        "chosen": ChosenName(received_name(values.pop("nickname")), received_name(values.pop("team"))),
-        "proofs": _decode_proofs(body),
-    }
-    return PeerReport(**values)
-
-
-def _decode_proofs(body: pb.ReportBody) -> Proofs:
-    pairs = tuple(AckPair(pair.one, pair.other) for pair in body.double_votes[: MAX_DOUBLE_VOTES + 1])
-    sums = (
-        FalseSum(UnitName(shown(p.unit)), CommitId(p.base), PeerId(shown(p.reducer)), Root(p.result_hash), p.proof_hash)
-        for p in body.false_sums[: MAX_FALSE_SUMS + 1]
-    )
-    return Proofs(pairs, tuple(sums))
-
-
-def _decode_counts(source_tokens: tuple[int, ...], body: pb.ReportBody) -> OwnCounts:
-    energy = EnergySpent(**fields_by_name(body.energy)) if body.HasField("energy") else None
-    return OwnCounts(source_tokens, energy)
-
-
-def _decode_standing(body: pb.UnitBody) -> UnitStanding:
-    return UnitStanding(UnitName(body.unit), CommitId(body.state_commit), Root(body.state_root), body.index)
-
-
-def encode_report_reply(reply: ReportReply) -> bytes:
-    """The bytes of the answer to a report."""
-    body = pb.ReportReply(**values_by_name(reply, pb.ReportReply))
-    if reply.start != NO_START_NEWS:
-        body.start.CopyFrom(pb.StartNews(reason=reply.start.reason, start_record=reply.start.start_record))
-    if reply.gate != NO_GATE_NEWS:
-        body.gate.CopyFrom(pb.GateNews(hold=reply.gate.hold, rewinds=reply.gate.rewinds))
-    return body.SerializeToString(deterministic=True)
-
-
-def decode_report_reply(data: bytes) -> ReportReply:
-    """The answer to a report. Raises RemoteProtocolError when it is none."""
-    body = parse(pb.ReportReply, data, MAX_REPLY_BYTES)
-    require_hash_or_none("head", body.head)
-    require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    milestones = len(body.milestones)
-    require(milestones <= _MAX_UNITS, f"{milestones} milestones", f"at most {_MAX_UNITS}")
-    start, values = StartNews(shown(body.start.reason), body.start.start_record), fields_by_name(body)
-    bans = RevocationNews(*(values.pop(name) for name in ("revocations", "asks_revocations", "known_revocations")))
-    gate = GateNews(body.gate.hold, tuple(body.gate.rewinds))
-    return ReportReply(**values, bans=bans, start=start, gate=gate)

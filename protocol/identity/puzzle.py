@@ -2,7 +2,7 @@
 
 The host gives a fresh challenge, bound to one key, for a short time. It keeps nothing until an answer comes, for it knows its own
 challenges again by a code over them. An answer is a number with which scrypt, over run, key, challenge and number, begins with
-`bits` zero bits. Each try takes MEMORY_BYTES, so that special hardware gains little. That makes identities cost something;
+`bits` zero bits. Each try takes 4 MiB of memory, so that special hardware gains little. That makes identities cost something;
 it is no defence against somebody with many machines.
 
     challenge: nonce 16 | end u64 (unix s) | bits u8 | code 16
@@ -31,7 +31,6 @@ LIFE_S: Final = 900
 
 _N: Final = 1 << 12
 _R: Final = 8
-MEMORY_BYTES: Final = 128 * _N * _R
 """Memory of one try: 4 MiB, and a hundredth of a second or two of one core."""
 
 _LAYOUT: Final = struct.Struct(f">{NONCE_BYTES}sQB{CODE_BYTES}s")

@@ -222,6 +222,29 @@ def test_there_are_hooks_to_look_at() -> None:
     assert len(HOOKS) > 10
 
 
+def test_what_replaces_a_name_of_ours_says_the_name() -> None:
+    """A loop that replaced methods by their `__name__` was not looked at."""
+    hidden = [
+        f"{module.path}:{node.lineno}"
+        for module in _benchmarks()
+        for node in module.nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and not _is_named(module, node)
+    ]
+    assert hidden == []
+
+
+def _is_named(module: Module, call: ast.Call) -> bool:
+    """Whether the name is written out, or the owner is an object that the module made itself."""
+    is_imported = ast.unparse(call.args[0]).partition(".")[0] in _imported(module)
+    return isinstance(call.args[1], ast.Constant) or not is_imported
+
+
+def _imported(module: Module) -> set[str]:
+    """The names that its imports bind."""
+    imports = [node for node in module.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+
+
 @pytest.mark.parametrize(
     ("module", "owner", "attribute", "_replacement"),
     HOOKS,

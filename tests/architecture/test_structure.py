@@ -44,7 +44,6 @@ MANY_FIELDS = {
 """Dataclasses with more fields than others may have: wire messages and states of machines. None of them may grow."""
 
 MANY_METHODS = {
-    "averaging/network/libp2p/libp2p_network.py:Libp2pNetwork": 26,
     "averaging/network/memory/memory_network.py:MemorySwarm": 26,
     "averaging/rounds/exchange/exchange.py:Exchange": 27,
     "averaging/rounds/exchange/exchange_driver.py:ExchangeDriver": 30,
@@ -54,7 +53,6 @@ MANY_METHODS = {
     "coordinator/ledger/ledger.py:Ledger": 27,
     "coordinator/progress/tracker.py:RunTracker": 38,
     "peer/membership/credential_cache.py:CredentialCache": 29,
-    "peer/pipeline/lane_service.py:LaneService": 26,
     "peer/pipeline/lane_shares.py:StageShares": 36,
     "peer/pipeline/seats/lane_seat.py:LaneSeat": 37,
     "peer/training/local_training.py:LocalTrainer": 27,

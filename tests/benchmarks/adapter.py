@@ -28,7 +28,6 @@ from averaging.codecs import codec_by_name
 from averaging.data.packing.base_shards import BaseWeights, write_base
 from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
-from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.local_training import LocalTrainer
 from peer.training.training_plan import TrainingPlan
 from protocol.rounds.messages.record import OuterStep
@@ -38,7 +37,7 @@ from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.round_defaults import default_chunk_elements
 from protocol.tensors.tensor_schema import ChunkGrid
-from tests.at_once import apply_outer_step, encode_contribution
+from tests.at_once import apply_outer_step, encode_chunks, encode_contribution
 from tests.benchmarks.feedback import decoded
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 

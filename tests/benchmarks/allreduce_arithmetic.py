@@ -19,10 +19,10 @@ import torch
 from averaging.arithmetic.batched_codec import decode_run
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
-from averaging.rounds.traffic.contribution import encode_chunks
 from protocol.kinds.codec_table import leaves_out
 from protocol.tensors.round_defaults import sparse_result_codec
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_chunks
 from tests.benchmarks.allreduce_files import seed_of
 from tests.benchmarks.allreduce_rows import MAX_MEMBERS
 from tests.benchmarks.results import Row, write_rows

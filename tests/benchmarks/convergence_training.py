@@ -20,12 +20,11 @@ from averaging.arithmetic.genesis import genesis_anchor
 from averaging.arithmetic.weighted_mean import WeightedSum, sum_dtype
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import heldout_starts
-from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.optimizers.learning_rate import learning_rate_at
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
-from tests.at_once import apply_outer_step, encode_contribution, encode_with_feedback
+from tests.at_once import apply_outer_step, encode_chunks, encode_contribution, encode_with_feedback
 from tests.benchmarks.convergence_ways import Regime, Trial, Way
 from tests.benchmarks.feedback import decoded
 from tests.benchmarks.learning.round_trace import RoundTrace

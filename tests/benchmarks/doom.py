@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,25 +68,29 @@ class Doom:
 def wrap_log(doom: Doom) -> None:
     """Each durable write to the rounds' log passes the doom before and after."""
     promise, ack = UnitLog.log_promise, UnitLog.log_ack
-    certificate, result = UnitLog.log_certificate, UnitLog.write_result
+    certify, result = UnitLog.log_certificate, UnitLog.write_result
 
     async def log_promise(log: UnitLog, base: CommitId, ballot: Ballot) -> None:
         await doom.around("proposed", base, ballot, promise(log, base, ballot))
 
-    async def log_ack(log: UnitLog, base: CommitId, ballot: Ballot, record: bytes, **more: Any) -> None:
-        await doom.around("acked", base, ballot, ack(log, base, ballot, record, **more))
+    async def log_ack(
+        log: UnitLog, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False, leaves: Sequence[bytes] = ()
+    ) -> None:
+        await doom.around("acked", base, ballot, ack(log, base, ballot, record, lone=lone, leaves=leaves))
 
-    async def log_certificate(log: UnitLog, base: CommitId, raw: bytes) -> None:
-        ballot = decode_record(decode_certificate(raw).record).ballot
-        await doom.around("certified", base, ballot, certificate(log, base, raw))
+    async def log_certificate(log: UnitLog, base: CommitId, certificate: bytes) -> None:
+        ballot = decode_record(decode_certificate(certificate).record).ballot
+        await doom.around("certified", base, ballot, certify(log, base, certificate))
 
     async def write_result(
-        log: UnitLog, base: CommitId, result_hash: Root, data: bytes, begun: BegunFile | None = None
+        log: UnitLog, base: CommitId, result_hash: Root, data: bytes | memoryview, begun: BegunFile | None = None
     ) -> None:
         await doom.around_result(base, result(log, base, result_hash, data, begun))
 
-    for wrapped in (log_promise, log_ack, log_certificate, write_result):
-        setattr(UnitLog, wrapped.__name__, wrapped)
+    setattr(UnitLog, "log_promise", log_promise)  # noqa: B010 - mypy takes no plain assignment
+    setattr(UnitLog, "log_ack", log_ack)  # noqa: B010
+    setattr(UnitLog, "log_certificate", log_certificate)  # noqa: B010
+    setattr(UnitLog, "write_result", write_result)  # noqa: B010
 
 
 def wrap_signing(doom: Doom) -> None:

@@ -26,16 +26,14 @@ from torch.nn import functional
 from trio.testing import MockClock
 
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.vectors import picked
 from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import window_starts
 from averaging.data.packing.document_features import Embeddings, fit_embeddings
 from averaging.data.packing.document_router import fit_router
 from averaging.data.sources.domains import domain_documents
-from averaging.data.tokenizer import ByteTokenizer, encode_document
+from averaging.data.tokenizer import ByteTokenizer
 from averaging.models.llama.config import LlamaConfig
-from averaging.rounds.traffic.contribution import encode_chunks
 from averaging.state.state import UnitState, state_root
 from coordinator.checkpoints.checkpoints import (
     CheckpointContent,
@@ -43,7 +41,7 @@ from coordinator.checkpoints.checkpoints import (
     write_checkpoint,
 )
 from peer.models.decoder import Decoder, parameters_in_order, parts_of
-from peer.models.merging import holder_model, merge, without_expert
+from peer.models.merging import merge, without_expert
 from peer.models.mixture import MixtureDecoder, Routed
 from peer.training.optimizers.optimizer import make_optimizer
 from protocol.ids import CommitId, UnitName
@@ -54,11 +52,14 @@ from protocol.run.training_sections import InnerSection
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_units import ModelUnits
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
-from tests.at_once import apply_outer_step, encode_contribution
+from tests.at_once import apply_outer_step, encode_chunks, encode_contribution
+from tests.averaging.arithmetic.picked_tensors import picked
+from tests.averaging.data.byte_documents import encode_document
 from tests.benchmarks.feedback import decoded
 from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.instruction_sets import without
 from tests.oracles.expert_swarm import Settings, beside_rounds_of_others, sent_a_round
+from tests.peer.models.whole_models import holder_model
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.scenario import play
 

@@ -29,18 +29,18 @@ from averaging.data.packing.document_router import DocumentRouter
 from averaging.data.packing.document_routing import route_documents
 from averaging.data.sources.domains import DomainDocument, domain_documents
 from averaging.data.sources.texts import Text
-from averaging.data.tokenizer import encode_document
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder, load_flat, parts_of
-from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
+from peer.models.expert_evaluation import merged_loss, routed_loss
 from peer.models.merging import merge, tune_routers
 from peer.models.mixture import MixtureDecoder
 from peer.training.optimizers.learning_rate import learning_rate_at
 from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.expert_schema import MixtureConfig, held_units, trunk_schema
+from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
 from tests.at_once import apply_outer_step
+from tests.averaging.data.byte_documents import encode_document
 from tests.benchmarks.stacked_decoder import Workers
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)
@@ -213,7 +213,8 @@ class Held:
     def __init__(self, decoder: LlamaConfig, mixture: MixtureConfig) -> None:
         units = held_units(decoder, mixture, [0])
         self.num_trunk = units.schemas[0].num_elements
-        self.dense = dense_of_equal_cost(decoder, mixture)
+        # as wide as the shared part and a token's experts together: of equal cost a token
+        self.dense = decoder.model_copy(update={"ffn_dim": decoder.ffn_dim + mixture.top_k * mixture.ffn_dim})
         places = torch.arange(units.whole.num_elements)
         named = dict(zip((spec.name for spec in units.whole.tensors), parts_of(places, units.whole), strict=True))
         self._of_dense = torch.cat(
@@ -374,14 +375,3 @@ class Training:
 
 def _mean(losses: Mapping[str, float]) -> float:
     return sum(losses.values()) / len(losses)
-
-
-def trunk_share(decoder: LlamaConfig, mixture: MixtureConfig) -> float:
-    """Of the whole model's values with all experts, those that a peer with one expert holds."""
-    held = held_units(decoder, mixture, [0]).whole.num_elements
-    return held / held_units(decoder, mixture, range(mixture.num_experts)).whole.num_elements
-
-
-def trunk_elements(decoder: LlamaConfig) -> int:
-    """Values of the trunk."""
-    return trunk_schema(decoder).num_elements

@@ -32,14 +32,13 @@ from averaging.arithmetic.weighted_mean import WeightedSum
 from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
-from averaging.rounds.traffic.contribution import encode_chunks
 from peer.training.local_training import LocalTrainer
 from peer.training.training_plan import TrainingPlan
 from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
-from tests.at_once import apply_outer_step, encode_contribution, encode_with_feedback
+from tests.at_once import apply_outer_step, encode_chunks, encode_contribution, encode_with_feedback
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "feedback"

@@ -31,7 +31,7 @@ from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.ledger.ledger import START_RECORD
 from coordinator.ledger.memory_keeper import MemoryKeeper
 from coordinator.progress.run_events import EventBook, event_row
-from coordinator.status.metrics import Counts, Moment
+from coordinator.status.metrics.moment import Counts, Moment
 from coordinator.status.status_page import RunSource, status_app
 from protocol.host.calls import START_DOMAIN, TLS_SERVER_NAME
 from protocol.identity.credential import BACKDATE_S

@@ -21,7 +21,6 @@ LINE_BITS_PER_S: Final = 20_000_000
 DONORS: Final = (1, 2, 4)
 SHARE_OF_LINES: Final = 0.85
 TAKE_LIMIT_S: Final = 180.0
-START_LIMIT_S: Final = 60.0
 _TBF: Final = ("root", "tbf", "rate", f"{LINE_BITS_PER_S}bit", "burst", "32kb", "latency", "60ms")
 
 

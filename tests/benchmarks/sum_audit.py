@@ -27,7 +27,6 @@ from averaging.codecs import codec_by_name
 from averaging.rounds.audit.chunk_fetch import Collecting, collecting_of, proof_of
 from averaging.rounds.audit.sum_check import SumCheck
 from averaging.rounds.exchange.chunk_means import ChunkMeans
-from averaging.rounds.traffic.contribution import encode_chunks
 from protocol.identity.envelope import NEVER_MS, seal, seal_of
 from protocol.identity.identity import Identity
 from protocol.identity.verifier import Ed25519Verifier
@@ -40,6 +39,7 @@ from protocol.rounds.messages.claim import encode_sum
 from protocol.rounds.messages.record import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 from protocol.rounds.schedule.sum_rules import AUDIT_SHARE, SumRules
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_chunks
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "sum_audit"

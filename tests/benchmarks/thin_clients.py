@@ -17,8 +17,9 @@ import grpc
 import grpc.aio
 
 from protocol.host.calls import ERROR_METADATA_KEY, REPORT_DOMAIN, SERVICE_NAME, TLS_SERVER_NAME, decode_error
+from protocol.host.report_bytes import decode_report_reply, encode_report
 from protocol.host.report_delta import report_digest, shortened
-from protocol.host.reports import PeerReport, ReportReply, decode_report_reply, encode_report
+from protocol.host.reports import PeerReport, ReportReply
 from protocol.identity.credential import make_request, make_tls_key
 from protocol.identity.envelope import seal
 from protocol.identity.identity import Identity

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from averaging.codecs import Codec, codec_by_name
-from averaging.rounds.traffic.contribution import encode_chunks, result_root
+from averaging.rounds.traffic.contribution import result_root
 from averaging.state.state import UnitState, state_root
 from protocol.host.calls import START_DOMAIN
 from protocol.identity.envelope import NEVER_MS, seal, seal_of
@@ -33,6 +33,7 @@ from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body, encode_message, encode_record, genesis_id
 from protocol.rounds.schedule.proposal import Voters, make_record
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_chunks
 from tests.coordinator.chain_world import HOST, VERIFIER
 from tests.simulation.signing import HashSigner, HashVerifier
 

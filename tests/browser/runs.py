@@ -15,7 +15,7 @@ from coordinator.progress.run_core import Phase, RunState
 from coordinator.progress.run_events import EventBook
 from coordinator.progress.run_view import RunPicture, TimedRound, Yardsticks
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.status.metrics import Counts, Moment
+from coordinator.status.metrics.moment import Counts, Moment
 from peer.status.status import LastRound, PeerStatus
 from protocol.host.reports import PeerReport
 from protocol.identity.identity import Identity

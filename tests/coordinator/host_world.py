@@ -15,7 +15,8 @@ from coordinator.admission.service import CoordinatorService, HostedRun
 from coordinator.ledger.ledger import Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.tracker import RunTracker, TrackedRun
-from protocol.host.reports import PeerReport, encode_report
+from protocol.host.report_bytes import encode_report
+from protocol.host.reports import PeerReport
 from protocol.identity.credential import CertificateAuthority, load_ca, make_request, make_tls_key
 from protocol.identity.envelope import seal
 from protocol.identity.identity import Identity

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from coordinator.status.metrics import COORDINATOR_METRICS
+from coordinator.status.metrics.metrics_text import COORDINATOR_METRICS
 from peer.status.metrics import PEER_METRICS
 
 ROOT = Path(__file__).parents[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 Section = Mapping[str, object]
@@ -26,3 +27,10 @@ def run_toml(name: str, total_tokens: int, **sections: Section) -> str:
         keys = {**USUAL.get(section, {}), **given.get(section, {})}
         lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items() if value is not None)]
     return "\n".join(lines) + "\n"
+
+
+def write_texts(folder: Path) -> None:
+    """Four short texts, `texts/*.txt`."""
+    (folder / "texts").mkdir()
+    for number in range(4):
+        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)

@@ -21,7 +21,7 @@ from coordinator.commands import make_invite
 from protocol.identity.credential import make_ca
 from protocol.identity.invite import Invite, decode_invite
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
-from tests.e2e.run_file import run_toml
+from tests.e2e.run_file import run_toml, write_texts
 from tests.forked import Forked
 
 CALM = ("--slowdown", "50")
@@ -86,9 +86,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Iterator[Ru
     folder = tmp_path_factory.mktemp("run")
     run_file, state = folder / "run.toml", folder / "host"
     run_file.write_text(RUN_TOML)
-    (folder / "texts").mkdir()
-    for number in range(4):
-        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    write_texts(folder)
     with ExitStack() as stack:
         arguments = ("host", str(run_file), "--state-dir", str(state), *LOOPBACK)
         host = stack.enter_context(running_potluck(folder, "host", *arguments, forked=forked))

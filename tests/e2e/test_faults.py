@@ -83,9 +83,9 @@ def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_stays_for_it_and
 def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next_one(stage: Stage) -> None:
     """The others may open that round between our look and the signal. That cannot be seen from outside, and it leaves again later."""
     stage.await_return()
-    said, index = list[str](), -1
+    said = list[str]()
     for _ in range(NUM_LEAVES):
-        is_counted, index, lines = _leaves_between_rounds(stage, index)
+        is_counted, index, lines = _leaves_between_rounds(stage)
         stage.start_again(Trial(Fault("asked to leave between rounds", "leave"), index, 2, False, time.time()))
         if is_counted:
             return
@@ -93,21 +93,24 @@ def test_a_peer_that_is_asked_to_leave_between_two_rounds_is_counted_in_the_next
     raise AssertionError(f"it left {NUM_LEAVES} times and was never counted: {said}")
 
 
-def _leaves_between_rounds(stage: Stage, after: int) -> tuple[bool, int, list[str]]:
-    """Ask a voter to leave that has trained in a later round than that one. Whether the next round counts it, which one that is, and
-    what it said meanwhile.
+def _leaves_between_rounds(stage: Stage) -> tuple[bool, int, list[str]]:
+    """Ask a voter to leave that has trained since a commit that was just made: the next round is then the farthest. Whether that round
+    counts it, which one it is, and what it said meanwhile.
     """
     watch, victim = stage.watch, stage.watch.swarm.peers[2]
 
-    def is_between_rounds() -> bool:
+    def has_vote() -> bool:
         watch.look()
-        status = watch.heads[victim.number]
-        last = watch.rounds.get(status.index)
-        votes = last is not None and victim.peer_id in last.members  # only voters' work is carried
-        return (
-            status.index > after and votes and status.tokens_ready > 0 and status.round_waiting.startswith("training")
-        )
+        last = watch.rounds.get(watch.index_of(victim))
+        return last is not None and victim.peer_id in last.members  # only voters' work is carried
 
+    def is_between_rounds() -> bool:
+        is_voter, status = has_vote(), watch.heads[victim.number]
+        has_trained = status.tokens_ready > 0 and status.round_waiting.startswith("training")
+        return is_voter and status.index > before and has_trained
+
+    assert wait_until(has_vote, BACK_LIMIT_S), "it was not counted again"
+    before = watch.index_of(victim)
     assert wait_until(is_between_rounds, BACK_LIMIT_S), "it trained nothing between two rounds"
     index, struck_s = watch.index_of(victim), time.time()
     strike("leave", victim, [victim.running.process.pid])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.checkpoints.checkpoints import verify_checkpoint
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
-from tests.e2e.run_file import run_toml
+from tests.e2e.run_file import run_toml, write_texts
 from tests.forked import Forked
 
 WITHIN_S = 300.0
@@ -119,9 +119,7 @@ class Scene:
 def _scene(folder: Path, forked: Forked) -> Iterator[Scene]:
     run_file, state = folder / "run.toml", folder / "host"
     run_file.write_text(RUN_TOML)
-    (folder / "texts").mkdir()
-    for number in range(4):
-        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    write_texts(folder)
     with ExitStack() as stack:
         hosting = ("host", str(run_file), "--state-dir", str(state), *LOOPBACK)
         host = stack.enter_context(running_potluck(folder, "host", *hosting, forked=forked))

@@ -44,7 +44,7 @@ from tests.e2e.lying_peer import (
     changed_record,
 )
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
-from tests.e2e.run_file import run_toml
+from tests.e2e.run_file import run_toml, write_texts
 from tests.forked import Forked
 
 HONEST = ("a", "b", "c")
@@ -153,9 +153,7 @@ class Scene:
 def _scene(folder: Path, forked: Forked) -> Iterator[Scene]:
     run_file, asked = folder / "run.toml", folder / "asked"
     run_file.write_text(RUN_TOML)
-    (folder / "texts").mkdir()
-    for number in range(4):
-        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    write_texts(folder)
     lying = f"from pathlib import Path; from tests.e2e.lying_peer import lie; lie(Path({str(asked)!r}))"
     with ExitStack() as stack:
         hosting = ("host", str(run_file), "--state-dir", str(folder / "host"), *LOOPBACK)

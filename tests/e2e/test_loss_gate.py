@@ -26,7 +26,7 @@ from protocol.run.manifest import open_manifest
 from protocol.tensors.model_config import WHOLE_MODEL
 from tests.e2e.lying_peer import DELTA
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
-from tests.e2e.run_file import run_toml
+from tests.e2e.run_file import run_toml, write_texts
 from tests.e2e.test_liars import HONEST, LIAR, SLOWDOWN
 from tests.forked import Forked
 
@@ -51,9 +51,7 @@ def test_a_spoiled_run_is_held_and_taken_back_and_every_peer_goes_on_from_the_go
     tmp_path: Path, forked: Forked
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    (tmp_path / "texts").mkdir()
-    for number in range(4):
-        (tmp_path / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    write_texts(tmp_path)
     asked = tmp_path / "asked"
     lying = f"from pathlib import Path; from tests.e2e.lying_peer import lie; lie(Path({str(asked)!r}))"
     with ExitStack() as stack:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.live_trace import KINDS, wait_for_whole_trace
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
+from tests.e2e.run_file import write_texts
 from tests.e2e.test_host_away import CALM, RUN_TOML
 from tests.forked import Forked
 
@@ -92,9 +93,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Iterator[
 def _swarm(folder: Path, forked: Forked, *names: str) -> Iterator[Swarm]:
     run_file = folder / "run.toml"
     run_file.write_text(RUN_TOML)
-    (folder / "texts").mkdir()
-    for number in range(4):
-        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    write_texts(folder)
     with ExitStack() as stack:
         hosting = ("host", str(run_file), "--state-dir", str(folder / "host"), *LOOPBACK)
         host = stack.enter_context(running_potluck(folder, "host process", *hosting, forked=forked))

@@ -16,7 +16,7 @@ from protocol.rounds.lineage.rule_numbers import is_open
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, environment, running_potluck
-from tests.e2e.run_file import run_toml
+from tests.e2e.run_file import run_toml, write_texts
 from tests.forked import Forked
 from tests.ports import free_port
 
@@ -43,9 +43,7 @@ def _juniors(state: Path) -> Sequence[tuple[str, int, str]]:
 
 def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    (tmp_path / "texts").mkdir()
-    for number in range(4):
-        (tmp_path / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    write_texts(tmp_path)
     state = tmp_path / "host"
     port = free_port()
     own_list = f"http://127.0.0.1:{port}"

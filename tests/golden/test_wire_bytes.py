@@ -22,16 +22,9 @@ from protocol.host.calls import (
     encode_news,
 )
 from protocol.host.host_statements import HostStatements, RevocationNews
+from protocol.host.report_bytes import encode_report, encode_report_reply
 from protocol.host.report_delta import shortened
-from protocol.host.reports import (
-    HeldoutResult,
-    PeerReport,
-    ReportReply,
-    UnitBytes,
-    UnitStanding,
-    encode_report,
-    encode_report_reply,
-)
+from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, UnitBytes, UnitStanding
 from protocol.identity.envelope import seal, seal_of
 from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite

@@ -11,7 +11,7 @@ import torch
 
 from averaging.arithmetic.delta import pseudo_gradient
 from averaging.arithmetic.weighted_mean import WeightedSum
-from averaging.codecs.rows.boundary import BoundaryCodec, quantised
+from averaging.codecs.rows.boundary import BoundaryCodec
 from peer.models.decoder import Decoder, load_flat, parameters_in_order
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from peer.training.optimizers.optimizer import make_optimizer
@@ -23,6 +23,7 @@ from protocol.pipeline.stage_machine import LaneConfig, Point
 from protocol.rounds.messages.record import OuterStep
 from protocol.run.training_sections import InnerSection
 from tests.at_once import apply_outer_step
+from tests.averaging.codecs.rows.rounded import quantised
 from tests.peer.stage_world import (
     ANCHOR_N,
     MODEL,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from averaging.network.seams.interfaces import LOG_FRAME_BYTES
-from averaging.rounds.lineage.retention import max_updates, update_bytes
+from averaging.rounds.lineage.retention import num_kept_updates, update_bytes
 from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.state.log_entries import LOG_NAME
 from averaging.state.residual_files import FOLDER
@@ -20,7 +20,7 @@ from averaging.state.state import STATE_BYTES_PER_VALUE
 from averaging.state.unit_log import LogLimits, UnitLog
 from averaging.storage.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
-from protocol.estimates.unit_disk import MAX_PINNED, OLD_GENERATIONS
+from protocol.estimates.unit_disk import MAX_PINNED, OLD_GENERATIONS, max_updates
 from protocol.ids import CommitId, PeerId
 from tests.simulation.invariants import Violation
 
@@ -89,7 +89,7 @@ class SlotBuffer:
 def room_of(chain: UnitChain) -> SlotBuffer:
     """The bounds of a unit, but for its log, which grows."""
     tools = chain.tools
-    updates_bytes = max_updates(tools) * update_bytes(tools.result_codec, tools.grid)
+    updates_bytes = max_updates(num_kept_updates(tools)) * update_bytes(tools.result_codec, tools.grid)
     return SlotBuffer(
         STATE_BYTES_PER_VALUE * tools.grid.num_elements,
         updates_bytes,

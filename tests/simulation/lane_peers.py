@@ -216,7 +216,7 @@ class LaneWorld:
 
     def _ended_of(self, lane: int) -> Dissolve | None:
         for one in self.peers.values():
-            ended = one.service.ended_lanes.get(lane)
+            ended = one.service.keepers.ended.get(lane)
             if ended is not None:
                 return ended.end
         return None

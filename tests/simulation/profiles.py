@@ -25,7 +25,6 @@ from tests.simulation.transitions import (
 )
 from tests.simulation.virtual_time import GRAIN_S
 
-CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
 HOLDERS_DIE = "holders die"
 SLOW_LEAVE = "slow leave"

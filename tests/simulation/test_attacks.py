@@ -5,7 +5,6 @@ The table itself checks after each certificate that its base has no other one of
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TypeVar
 
 import pytest
 
@@ -26,8 +25,6 @@ from tests.protocol.rounds.round_table import (
     contribution_root,
     result_hash,
 )
-
-T = TypeVar("T")
 
 
 def _heads(table: Table) -> set[bytes]:

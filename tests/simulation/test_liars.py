@@ -15,13 +15,12 @@ from tests.simulation.beside import Beside, Play
 from tests.simulation.profiles import PROFILES
 from tests.simulation.stories import simulate
 
-NUM_SEEDS: Final = 60
-"""`python -m tests.simulation --profile liars --seeds N` tells more."""
-
 HALVES: Final = [
     Play("tests.simulation.__main__", ("--json", "--profile", "liars", "--start", str(start), "--seeds", "30"), seed)
     for start, seed in ((0, "1"), (30, "2"))
 ]
+"""`python -m tests.simulation --profile liars --seeds N` tells more."""
+
 PLAYS: Final = HALVES
 
 

@@ -46,8 +46,6 @@ STEP: Final = 1e-3
 AFTER: Final = 4
 """Rounds after the rewind to which a run is played."""
 
-Story = Callable[[World], Awaitable[None]]
-
 
 def _delta(number: int, index: int) -> torch.Tensor:
     """An honest delta, (N,) float32: half of its energy is what all have in common."""

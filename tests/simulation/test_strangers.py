@@ -33,7 +33,7 @@ from tests.simulation.signing import HashVerifier
 
 CHECK = SignatureCheck(HashVerifier(), RUN_ID)
 LIE = MAX_TOKENS >> 8
-STRANGER, MEMBER, KEEPER = PeerStanding.STRANGER, PeerStanding.MEMBER, PeerStanding.KEEPER
+STRANGER, MEMBER = PeerStanding.STRANGER, PeerStanding.MEMBER
 
 
 def _table(

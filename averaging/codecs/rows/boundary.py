@@ -145,16 +145,6 @@ def decode_boundary(message: bytes | memoryview, boundary: Boundary) -> torch.Te
     return _ROWS[boundary.codec].decode(payload, boundary.shape[2]).view(boundary.shape)
 
 
-def quantised(values_BTD: torch.Tensor, codec: BoundaryCodec) -> torch.Tensor:
-    """The values as the other side would decode them, in their own dtype, for computing all stages in one place.
-
-    Raises:
-        LocalProtocolError: values that are not finite or too large for the codec.
-    """
-    payload = np.frombuffer(_encoded(values_BTD.detach().cpu(), codec), dtype=np.uint8)
-    return _ROWS[codec].decode(payload, values_BTD.shape[-1]).view(values_BTD.shape).to(values_BTD)
-
-
 def _encoded(values_BTD: torch.Tensor, codec: BoundaryCodec) -> bytes:
     if not bool(torch.isfinite(values_BTD).all()):
         raise LocalProtocolError(

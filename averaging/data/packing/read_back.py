@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from averaging.data.tokenizer import Bits, Tokens
+from averaging.data.tokenizer import Bits, Tokenizer, Tokens
 from protocol.errors import ConfigError
 
 MOST_LOST: Final = 0.1
@@ -23,35 +23,12 @@ _EARLY_LETTERS: Final = 1 << 22
 _SHOWN: Final = 5
 
 
-class ReadableTokenizer(Protocol):
+class ReadableTokenizer(Tokenizer, Protocol):
     """A tokenizer whose tokens can be decoded. `unknown` is the token for text that it does not know; None if it has none."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest token."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The end mark."""
-        ...
-
-    @property
-    def file(self) -> bytes | None:
-        """The file that a peer needs to decode tokens."""
-        ...
 
     @property
     def unknown(self) -> int | None:
         """The token for text that it does not know."""
-        ...
-
-    def encode(self, text: bytes) -> Tokens:
-        """The tokens of a piece of text, without an end mark."""
-        ...
-
-    def encode_marked(self, text: bytes, counted: Sequence[tuple[int, int]]) -> tuple[Tokens, Bits]:
-        """The tokens of a whole document with its special tokens, and which of them count."""
         ...
 
     def decode(self, tokens: Tokens) -> str:

@@ -159,7 +159,6 @@ class Libp2pNetwork:
         self._session: Session | None = None
         self._session_came = trio.Event()
         self._addresses: tuple[str, ...] = ()
-        self._num_restarts = 0
         self.direct: DirectWay | None = None
         self.p2pd_pid: int | None = None
 
@@ -167,11 +166,6 @@ class Libp2pNetwork:
     def peer_id(self) -> PeerId:
         """Our own id."""
         return self._peer_id
-
-    @property
-    def num_restarts(self) -> int:
-        """Number of restarts of p2pd."""
-        return self._num_restarts
 
     def serve_calls(self, channel: str, handler: CallHandler) -> None:
         """Answer calls on this channel."""
@@ -354,10 +348,6 @@ class Libp2pNetwork:
         """Addresses to try at a start of p2pd."""
         return tuple(self._known_addresses)
 
-    def note_restart(self) -> None:
-        """Count a restart of p2pd."""
-        self._num_restarts += 1
-
     async def ping(self, peer: PeerId) -> None:
         """One round trip on the control lane. Raises TransportError; CallTimeout if it is lost."""
         found = self.direct.calls.live(peer) if self.direct is not None else None
@@ -423,7 +413,6 @@ class _Supervisor:
             if process is not None:
                 status = await self._network.thread.run(process.wait_exit)
                 log.warning("p2pd_died", status=status, last_line=process.last_line)
-            self._network.note_restart()
             await self._restart()
             await self._network.directory.publish_again(unix_s())
 

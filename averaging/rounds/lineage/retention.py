@@ -124,13 +124,6 @@ def kept_bases(tools: UnitContext, links: Sequence[ChainLink], found: Sequence[C
     return bases
 
 
-def max_updates(tools: UnitContext) -> int:
-    """The most commits whose results are on disk. These are the kept ones, those of a lineage that is being fetched (no peer has
-    more than we keep of ours), and those of the open round's attempts.
-    """
-    return unit_disk.max_updates(num_kept_updates(tools))
-
-
 def disk_bound_bytes(tools: UnitContext) -> int:
     """The most bytes that a unit takes on disk: its states, updates and residuals (`unit_disk_bytes`), and the log. The log may
     take twice its compacted size, and 1 MiB. It grows by a certificate a round; certificates of lineages that were left take at most

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-from averaging.arithmetic.batched_codec import chunk_views, decode_run, encode_run, new_room, runs_in, span_bytes
+from averaging.arithmetic.batched_codec import chunk_views, decode_run, new_room, runs_in, span_bytes
 from averaging.arithmetic.delta import encode_delta
 from averaging.arithmetic.error_feedback import FedDelta, FedEncoder, Feedback
 from averaging.codecs import Codec
@@ -89,13 +89,6 @@ class Offered(Protocol):
     def tree(self) -> MerkleTree:
         """Over the leaf hashes of its chunks."""
         ...
-
-
-def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
-    """Encode each chunk of a (N,) float32 vector separately."""
-    runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
-    spans = (slice(*grid.span(run.start, run.stop)) for run in runs)
-    return tuple(chain.from_iterable(encode_run(codec, values_N[span], grid.chunk_elements) for span in spans))
 
 
 class DeltaEncoder:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from peer.training.plan.layout import Mesh
+from peer.training.plan.split_core import tensor_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def box_of(shape: tuple[int, ...], mesh: Mesh, rank: int, split_dim: int | None 
     """
     begins, sizes = [0] * len(shape), list(shape)
     if split_dim is not None and mesh.tensor > 1:
-        begins[split_dim], sizes[split_dim] = _chunk(sizes[split_dim], mesh.tensor, rank % mesh.tensor)
+        begins[split_dim], sizes[split_dim] = _chunk(sizes[split_dim], mesh.tensor, tensor_place(mesh, rank))
     begin, size = _chunk(sizes[0], mesh.shard, rank // mesh.tensor)
     begins[0], sizes[0] = begins[0] + begin, size
     return Box(tuple(begins), tuple(sizes))

@@ -16,12 +16,6 @@ def context_place(mesh: Mesh, rank: int) -> int:
     return (rank // mesh.tensor) % mesh.context
 
 
-def context_ranks(mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """The ranks that share this one's sequences and have the same part of each layer, in their order; itself is one."""
-    first = (rank // mesh.tensor - context_place(mesh, rank)) * mesh.tensor + tensor_place(mesh, rank)
-    return tuple(first + place * mesh.tensor for place in range(mesh.context))
-
-
 def tensor_place(mesh: Mesh, rank: int) -> int:
     """The rank's place among those that share the products of its layers."""
     return rank % mesh.tensor

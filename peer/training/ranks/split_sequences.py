@@ -44,7 +44,7 @@ def split_sequences(model: Spine, mesh: Mesh, rank: int, group: distributed.Proc
 
     Args:
         model: on its device, with its table of positions there. Its parameters may be split already.
-        group: of `context_ranks(mesh, rank)`, in their order.
+        group: the ranks that share this one's sequences, by `context_place`.
 
     Raises:
         LocalProtocolError: the model cannot be split so; `why_no_context` tells it before.

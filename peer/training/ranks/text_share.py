@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from peer.training.plan.layout import Mesh
+from peer.training.plan.split_core import reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class TextShare:
 
 def share_of(mesh: Mesh, rank: int) -> TextShare:
     """That of a rank."""
-    return TextShare(mesh.readers, rank // mesh.tensor // mesh.context, mesh.context)
+    return TextShare(mesh.readers, reader_of(mesh, rank), mesh.context)
 
 
 ALL_TEXT: Final = TextShare()

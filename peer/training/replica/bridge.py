@@ -39,8 +39,8 @@ class Bridge:
     # --- out ---
 
     def send(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write parameters into parts of the shared memory, each of the same shape: all as they are now. `is_sent` tells when it is
-        done. On a card without memory for a copy, they are written at once.
+        """Write parameters into parts of the shared memory, each of the same shape: all as they are now. `wait_sent` returns when
+        it is done. On a card without memory for a copy, they are written at once.
         """
         try:
             copies = [(room, parameter.detach().clone()) for parameter, room in parts] if self._is_beside else None
@@ -53,11 +53,6 @@ class Bridge:
                 room.copy_(parameter.detach())
         else:
             self._leaving = self._pool().submit(self._write, copies, self._reached())
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether a snapshot is still being written."""
-        return self._leaving is not None and not self._leaving.done()
 
     def wait_sent(self, timeout_s: float | None = None) -> None:
         """Wait until the snapshot is written. Raises what its copy raised, TimeoutError after `timeout_s`."""

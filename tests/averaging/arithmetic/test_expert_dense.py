@@ -9,10 +9,10 @@ from averaging.arithmetic.expert_dense import dense_config, dense_tensors
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder
-from peer.models.merging import holder_model
 from protocol.errors import ConfigError
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
+from tests.peer.models.whole_models import holder_model
 
 DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)

@@ -24,8 +24,9 @@ from averaging.data.shards import (
 from averaging.data.sources.corpus import Document
 from averaging.data.sources.texts import read_files
 from averaging.data.token_reader import TokenReader
-from averaging.data.tokenizer import ByteTokenizer, encode_document
+from averaging.data.tokenizer import ByteTokenizer
 from protocol.errors import RemoteProtocolError, StorageError
+from tests.averaging.data.byte_documents import encode_document
 
 TEXTS = {"a": b"first " * 700, "b": b"", "c": b"third\xff" * 500, "held": b"kept back " * 300}
 SHARD_BYTES = 4096

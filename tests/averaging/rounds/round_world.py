@@ -18,7 +18,7 @@ from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.past.held_milestones import HeldMilestones
 from averaging.rounds.lineage.unit_chain import UnitChain, sealed_milestones
 from averaging.rounds.lineage.updates import UnitContext
-from averaging.rounds.traffic.contribution import encode_chunks, result_root
+from averaging.rounds.traffic.contribution import result_root
 from averaging.rounds.traffic.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.state.generations import Generations
 from averaging.state.state import UnitState, state_root
@@ -51,6 +51,7 @@ from protocol.rounds.messages.start import Milestone, StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body, encode_certificate, encode_message, encode_record, genesis_id
 from protocol.rounds.schedule.proposal import Voters, make_record
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_chunks
 from tests.simulation.signing import HashSigner, HashVerifier, admission_of
 from tests.virtual import InlineOffload
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from averaging.arithmetic.vectors import picked
 from averaging.data.start_weights import StartShard, is_needed
 from averaging.models.llama.config import LlamaConfig
 from averaging.state.start_state import NO_HEAD, start_root, start_state
@@ -20,6 +19,7 @@ from protocol.tensors.model_config import model_schema
 from protocol.tensors.model_units import model_units
 from protocol.tensors.stage_schema import StageMap, stage_schema
 from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
+from tests.averaging.arithmetic.picked_tensors import picked
 
 SCHEMA = TensorSchema(UnitName("fragment-0"), (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))
 MODEL = LlamaConfig(vocab_size=9, dim=4, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)

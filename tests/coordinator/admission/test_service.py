@@ -23,8 +23,9 @@ from protocol.errors import (
 )
 from protocol.host.calls import START_DOMAIN, decode_admit_reply, decode_checkpoints
 from protocol.host.host_statements import HostStatements
+from protocol.host.report_bytes import decode_report_reply
 from protocol.host.report_delta import report_digest, shortened
-from protocol.host.reports import HeldoutResult, PeerReport, UnitStanding, decode_report_reply
+from protocol.host.reports import HeldoutResult, PeerReport, UnitStanding
 from protocol.identity.credential import check_credential, make_request, make_tls_key
 from protocol.identity.envelope import first_sequence, open_envelope
 from protocol.identity.identity import Identity

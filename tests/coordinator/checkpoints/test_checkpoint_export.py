@@ -14,17 +14,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from averaging.data.sources.texts import Text
-from averaging.data.tokenizer import encode_document
 from averaging.data.vocabulary import FileTokenizer, train_bpe
 from averaging.models.llama.config import LlamaConfig
 from coordinator.checkpoints import checkpoint_export
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
 from coordinator.run.run_files import RunTokenizer
 from peer.models.decoder import Decoder, load_flat
-from peer.models.merging import holder_model
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.stage_schema import StageMap
+from tests.averaging.data.byte_documents import encode_document
 from tests.averaging.data.chat.chat_world import CHATML, chat_template, chat_tokenizer
 from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import (
@@ -34,6 +33,7 @@ from tests.coordinator.checkpoints.test_checkpoints import (
     checkpoint_of_stages,
     decoder,
 )
+from tests.peer.models.whole_models import holder_model
 
 ALL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.progress.run_events import EventBook
 from protocol.errors import StorageError
 from protocol.host.host_statements import NO_GATE_NEWS, GateNews
-from protocol.host.reports import HeldoutResult, PeerReport, ReportReply, decode_report_reply
+from protocol.host.report_bytes import decode_report_reply
+from protocol.host.reports import HeldoutResult, PeerReport, ReportReply
 from protocol.identity.identity import Identity
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -60,22 +61,11 @@ class GatedRun:
 
     async def report(self, peer: Identity, loss: float | None = None) -> GateNews:
         """One peer's report, and the words of the gate in the answer."""
-        commit, index, total = self.chain.head
-        reply = await self.host.tracker.report(
-            peer.peer_id,
-            PeerReport(
-                "training",
-                "",
-                UNIT,
-                head=commit,
-                index=index,
-                total_tokens=total,
-                certificates=tuple(self.chain.certificates[-1:]),
-                heldout=() if loss is None else (HeldoutResult(commit, index, total, loss),),
-            ),
-        )
+        heldout = () if loss is None else (HeldoutResult(*self.chain.head, loss),)
+        said = replace(self.at_head(*heldout), certificates=tuple(self.chain.certificates[-1:]))
+        reply = await self.host.tracker.report(peer.peer_id, said)
         assert isinstance(reply, ReportReply)
-        return self.gate.news(commit)
+        return self.gate.news(self.chain.head[0])
 
     async def good_rounds(self, number: int = NUM_GOOD) -> None:
         for place in range(number):
@@ -84,6 +74,16 @@ class GatedRun:
     async def bad_rounds(self, number: int = 2) -> None:
         for _ in range(number):
             await self.round([BAD] * 3)
+
+    async def go_back_if_due(self) -> None:
+        """The hold has lasted until no round is under way any more."""
+        await trio.sleep(STILL_S + 1)
+        await self.gate.look()
+
+    def at_head(self, *heldout: HeldoutResult) -> PeerReport:
+        """The report of a peer that stands at the newest commit."""
+        commit, index, total = self.chain.head
+        return PeerReport("training", "", UNIT, head=commit, index=index, total_tokens=total, heldout=heldout)
 
     def hold_in(self, news: GateNews) -> Hold:
         return open_hold(news.hold, check=self.host.tracker.convictions.check, genesis=self.chain.genesis.commit)
@@ -142,8 +142,7 @@ async def test_a_rise_holds_the_run_and_then_takes_it_back_to_the_last_good_comm
         assert (hold.number, hold.good_index, hold.bad_index, hold.lasts_s) == (1, good.index, good.index + 2, HOLD_S)
         assert "held-out loss rose from 3" in run.host.tracker.reason
         assert news.rewinds == ()
-        await trio.sleep(STILL_S + 1)
-        await run.gate.look()
+        await run.go_back_if_due()
         assert (run.head.rewind, run.head.parent, run.head.index) == (1, good.commit, good.index + 1)
         assert max(point.nats for point in run.host.tracker.curves.points) < BAD
         recorded = await run.host.writer.run(lambda ledger: ledger.loss_points())
@@ -165,8 +164,7 @@ async def test_a_loss_that_is_down_again_lifts_the_hold(tmp_path: Path, autojump
         lifted = run.hold_in(await run.report(PEERS[0]))
         assert (lifted.number, lifted.lasts_s) == (first.number, 0)
         assert lifted.unix_s > first.unix_s
-        await trio.sleep(STILL_S + 1)
-        await run.gate.look()
+        await run.go_back_if_due()
         assert run.head.rewind == 0
 
 
@@ -221,8 +219,7 @@ async def test_a_host_that_restarts_between_hold_and_rewind_goes_on_with_it(
         await again.gate.look()
         for peer in PEERS:
             assert again.hold_in(await again.report(peer)) == first
-        await trio.sleep(STILL_S + 1)
-        await again.gate.look()
+        await again.go_back_if_due()
         assert (again.head.rewind, again.head.parent) == (1, good.commit)
         news = again.gate.news(chain.head[0])
         assert len(news.rewinds) == 1
@@ -264,15 +261,13 @@ async def test_a_run_that_is_spoiled_again_and_again_is_only_told_of_after_some_
         await run.good_rounds()
         for number in range(1, MOST_AGAIN + 1):
             await run.bad_rounds()
-            await trio.sleep(STILL_S + 1)
-            await run.gate.look()
+            await run.go_back_if_due()
             assert run.head.rewind == number
             run.follow(await run.report(PEERS[0]))
             await run.good_rounds(2)
         await run.bad_rounds()
         assert "that did not help" in run.host.tracker.reason
-        await trio.sleep(STILL_S + 1)
-        await run.gate.look()
+        await run.go_back_if_due()
         assert run.head.rewind == 0
 
 
@@ -283,8 +278,7 @@ async def test_a_rewind_that_no_peer_follows_is_not_signed_again_and_again(
     async with gated_run(tmp_path) as run:
         await run.good_rounds()
         await run.bad_rounds()
-        await trio.sleep(STILL_S + 1)
-        await run.gate.look()
+        await run.go_back_if_due()
         assert run.head.rewind == 1
         for _ in range(40):
             await trio.sleep(2.0)
@@ -312,8 +306,7 @@ async def test_events_and_status_tell_that_rounds_were_taken_back_and_count_no_s
         events.note(run.host.tracker.picture(), 0.0, 0)
         await run.bad_rounds()
         events.note(run.host.tracker.picture(), 1.0, 1)
-        await trio.sleep(STILL_S + 1)
-        await run.gate.look()
+        await run.go_back_if_due()
         picture = run.host.tracker.picture()
         told = [event.text for event in events.note(picture, 2.0, 2)]
         assert picture.num_forks == 0
@@ -327,10 +320,8 @@ async def test_the_words_of_the_gate_come_with_answers_to_reports(tmp_path: Path
         await run.bad_rounds()
         run.host.invite()
         await run.host.service.admit(run.host.admit_request(PEERS[0]))
-        commit, index, total = run.chain.head
-        said = PeerReport("training", "", UNIT, head=commit, index=index, total_tokens=total)
-        reply = decode_report_reply(await run.host.service.report(run.host.report(PEERS[0], said)))
-        assert reply.gate == run.gate.news(commit)
+        reply = decode_report_reply(await run.host.service.report(run.host.report(PEERS[0], run.at_head())))
+        assert reply.gate == run.gate.news(run.chain.head[0])
         assert reply.gate.hold != b""
 
 
@@ -369,12 +360,8 @@ async def test_a_hold_ends_with_its_rewind_although_that_goes_further_back_than_
         await run.bad_rounds()
         assert run.hold_in(await run.report(PEERS[0])).good_index == good.index + 1
         for peer in PEERS[1:]:
-            measured = (HeldoutResult(*last, BAD),)
-            commit, index, total = run.chain.head
-            said = PeerReport("training", "", UNIT, head=commit, index=index, total_tokens=total, heldout=measured)
-            await run.host.tracker.report(peer.peer_id, said)
-        await trio.sleep(STILL_S + 1)
-        await run.gate.look()
+            await run.host.tracker.report(peer.peer_id, run.at_head(HeldoutResult(*last, BAD)))
+        await run.go_back_if_due()
         assert (run.head.rewind, run.head.parent) == (1, good.commit)
         assert run.host.tracker.chain is not None
         hold = run.hold_in(await run.report(PEERS[0]))

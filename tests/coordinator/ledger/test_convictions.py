@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 
 from coordinator.ledger import recorded_bans
 from protocol.errors import StorageError
-from protocol.host.reports import AckPair, PeerReport, Proofs, decode_report_reply
+from protocol.host.report_bytes import decode_report_reply
+from protocol.host.reports import AckPair, PeerReport, Proofs
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.revocation import open_revocation

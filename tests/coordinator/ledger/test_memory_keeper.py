@@ -19,8 +19,8 @@ from coordinator.ledger.run_memory import MAX_EVENTS
 from coordinator.presence.presence import FORGET_S, LIVE_S
 from coordinator.progress.chain_log import ChainLog
 from coordinator.progress.run_events import EventBook, event_row
-from coordinator.progress.run_view import status_json
 from coordinator.status import local_view
+from coordinator.status.run_json import status_json
 from protocol.errors import StorageError
 from protocol.host.reports import PeerReport
 from protocol.identity.chosen_name import ChosenName

@@ -18,7 +18,8 @@ from coordinator.progress.chain_log import MAX_ON_BASE
 from coordinator.progress.live_lineages import PATIENCE_S
 from coordinator.progress.restart_report import GATHER_S
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import FETCHING_S, MISSED_AFTER_S, hidden_peers, status_json
+from coordinator.progress.run_view import MISSED_AFTER_S, hidden_peers
+from coordinator.status.run_json import FETCHING_S, status_json
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.host.calls import START_DOMAIN
 from protocol.host.host_statements import HostStatements

@@ -19,8 +19,6 @@ from protocol.errors import StorageError
 from protocol.ids import CommitId, Root, UnitName
 from tests.virtual import VirtualClock
 
-Clock = trio.testing.MockClock
-
 
 def _row(index: int) -> CheckpointRow:
     name = f"{index:08d}-0123456789abcdef"

@@ -14,7 +14,7 @@ from averaging.host.http_client import STATUS_ADDRESS_FILE
 from coordinator.ledger.ledger import LEDGER_FILE, open_ledger
 from coordinator.status import local_view
 from coordinator.status.local_view import folder_of, is_here, read_daemon
-from coordinator.status.metrics import Counts, Moment
+from coordinator.status.metrics.moment import Counts, Moment
 from coordinator.status.status_page import RunSource, status_app
 from tests.coordinator.progress.test_run_view import picture, timed
 from tests.coordinator.status.test_row_pages import crowded

@@ -6,8 +6,9 @@ import pytest
 
 from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.presence.presence import PeerEntry
-from coordinator.progress.run_view import PEERS_A_PAGE, ROUNDS_A_PAGE, RunPicture, now_json, status_json
+from coordinator.progress.run_view import RunPicture
 from coordinator.status.row_pages import MAX_SEARCH, PeerQuery, page_number, peer_page, round_page
+from coordinator.status.run_json import PEERS_A_PAGE, ROUNDS_A_PAGE, now_json, status_json
 from protocol.errors import RemoteProtocolError
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name

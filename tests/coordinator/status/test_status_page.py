@@ -6,7 +6,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,10 +17,11 @@ import trio
 
 from averaging.host.http import bind_http, serve_http
 from coordinator.progress.run_events import EventBook, RunEvent
-from coordinator.progress.run_view import Json, RunPicture, now_json
+from coordinator.progress.run_view import RunPicture
 from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint
-from coordinator.status.metrics import Counts, Moment
+from coordinator.status.metrics.moment import Counts, Moment
+from coordinator.status.run_json import Json, now_json
 from coordinator.status.status_page import MAX_STREAMS, PAGE_FILES, WEB_FOLDER, RunSource, status_app
 from protocol.errors import MachineError, StorageError
 from protocol.run.evaluate_section import EvaluateSection
@@ -36,9 +37,6 @@ def fetch(url: str) -> tuple[int, dict[str, str], bytes]:
             return reply.status, dict(reply.headers), reply.read()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read()
-
-
-Get = Callable[[str], "tuple[int, dict[str, str], bytes]"]
 
 
 def verify(folder: Path) -> str:

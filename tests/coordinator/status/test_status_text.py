@@ -12,11 +12,12 @@ from coordinator.ledger.ledger import LossPoint
 from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.presence.presence import PeerEntry
 from coordinator.progress.run_core import ALL_PAUSED, NOBODY_BACK, NOBODY_HERE
-from coordinator.progress.run_view import MissingCommits, public_json, status_json
+from coordinator.progress.run_view import MissingCommits
 from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint, curve_json
+from coordinator.status.run_json import public_json, status_json
 from coordinator.status.status_text import alerts, status_lines
 from protocol.host.reports import UnitBytes
 from protocol.identity.names import peer_name

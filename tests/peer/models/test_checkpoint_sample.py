@@ -20,12 +20,13 @@ from coordinator.checkpoints.weights_import import read_weights
 from coordinator.run.run_files import RunTokenizer
 from peer.models import checkpoint_sample
 from peer.models.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
-from peer.models.decode_text import sample_from, sample_text
+from peer.models.decode_text import sample_from
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
 from tests.averaging.data.chat.chat_world import chat_template, chat_tokenizer
 from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
+from tests.peer.models.whole_models import sample_text
 
 TWELVE = Sampling(12, seed=3)
 

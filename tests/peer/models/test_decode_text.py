@@ -9,10 +9,11 @@ from averaging.data.sources.texts import Text
 from averaging.data.tokenizer import END, ByteTokenizer
 from averaging.data.vocabulary import train_bpe
 from averaging.models.llama.config import LlamaConfig
-from peer.models.decode_text import decoded, sample_text, sample_tokens
+from peer.models.decode_text import decoded, sample_tokens
 from peer.models.sampling import Sampling
 from protocol.errors import ConfigError
 from protocol.tensors.model_config import model_schema
+from tests.peer.models.whole_models import sample_text
 
 CONFIG = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False)
 SCHEMA = model_schema(CONFIG)

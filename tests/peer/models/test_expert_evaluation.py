@@ -10,11 +10,10 @@ from torch.nn import functional
 
 from averaging.models.llama.config import LlamaConfig
 from peer.models.decoder import Decoder
-from peer.models.expert_evaluation import dense_of_equal_cost, merged_loss, merged_quality, routed_loss
+from peer.models.expert_evaluation import merged_loss, merged_quality, routed_loss
 from peer.models.mixture import MixtureDecoder
 from protocol.errors import LocalProtocolError
-from protocol.tensors.expert_schema import MixtureConfig, held_units
-from protocol.tensors.model_config import model_schema
+from protocol.tensors.expert_schema import MixtureConfig
 
 DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
@@ -83,9 +82,3 @@ def test_a_merged_model_without_some_expert_is_measured_by_the_numbers_of_those_
     torch.manual_seed(1)
     model = MixtureDecoder(DECODER, MIXTURE, [1], is_merged=True)
     assert merged_quality(model, {1: _windows(4)}).agreement == 1.0
-
-
-def test_a_dense_model_of_equal_cost_has_as_many_values_as_a_holder_of_one_expert() -> None:
-    dense = dense_of_equal_cost(DECODER, MIXTURE)
-    assert model_schema(dense).num_elements == held_units(DECODER, MIXTURE, [0]).whole.num_elements
-    assert dense_of_equal_cost(DECODER, MIXTURE.model_copy(update={"top_k": 2})).ffn_dim == 48

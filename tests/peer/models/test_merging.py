@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional
 
 from averaging.models.llama.config import LlamaConfig
-from peer.models.merging import holder_model, merge, tune_routers, without_expert
+from peer.models.merging import merge, tune_routers, without_expert
 from peer.models.mixture import MixtureDecoder
 from protocol.errors import LocalProtocolError
 from protocol.tensors.expert_schema import MixtureConfig, expert_schema, trunk_schema
+from tests.peer.models.whole_models import holder_model
 
 DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=16)
 MIXTURE = MixtureConfig(num_experts=3, ffn_dim=12)

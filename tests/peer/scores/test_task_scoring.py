@@ -12,7 +12,6 @@ import trio.testing
 
 from averaging.data.tasks.task_file import Prompts, PromptTokens, Questions, QuestionTokens, TaskFile
 from averaging.network.seams.interfaces import ReadAnchors
-from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
 from peer.scores.scoring_core import SHARE_OF_TIME, TimeBudget
 from peer.scores.task_scoring import (
@@ -34,6 +33,7 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.run.evaluate_section import EvaluateSection
 from protocol.scores.score_result import ScoreResult, decode_score
 from protocol.scores.task_turns import items_of_part
+from tests.peer.moving_head import MovingHead
 from tests.virtual import VirtualClock
 
 Clock = trio.testing.MockClock
@@ -52,29 +52,6 @@ def _link(index: int) -> ChainLink:
     return ChainLink(UNIT, CommitId(bytes([index]) * 32), index, (ME,), 100 * index, 100)
 
 
-class _Chain:
-    def __init__(self, link: ChainLink) -> None:
-        self.stand_at(link)
-
-    def stand_at(self, link: ChainLink) -> None:
-        self.head = link
-        self.state = UnitState(UNIT, link.commit, link.index, link.total_tokens, torch.ones(2), torch.zeros(2))
-
-
-class _Service:
-    def __init__(self, link: ChainLink) -> None:
-        self.chain = _Chain(link)
-        self._changed = trio.Event()
-
-    def move(self, link: ChainLink) -> None:
-        self.chain.stand_at(link)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def wait_changed(self) -> None:
-        await self._changed.wait()
-
-
 @dataclass
 class World:
     """A peer's measurements, and what its trainer and its host saw of them."""
@@ -89,7 +66,7 @@ class World:
     is_over: bool = False
     is_here: Callable[[PeerId], bool] = lambda peer: True
     board: StatusBoard = field(default_factory=lambda: StatusBoard(ME, VirtualClock(), 0.0))
-    service: _Service = field(default_factory=lambda: _Service(_link(2)))
+    service: MovingHead = field(default_factory=lambda: MovingHead(_link(2)))
     began_s: list[float] = field(default_factory=list)
 
     async def _read(self, name: str) -> TaskFile:
@@ -166,7 +143,7 @@ async def test_answers_come_slice_by_slice_until_their_length_or_their_end(autoj
 
 
 async def test_only_due_commits_are_measured_and_the_last_one_of_the_run(autojump_clock: Clock) -> None:
-    world = World(service=_Service(_link(1)))
+    world = World(service=MovingHead(_link(1)))
 
     async def story() -> None:
         for index in (3, 4, 5):
@@ -184,7 +161,7 @@ async def test_parts_of_others_are_left_to_them_while_they_are_here(autojump_clo
     link = replace(_link(2), roster=(ME, OTHER))
     both: set[tuple[int, ...]] = set()
     for is_here in (True, False):
-        world = World(tasks=tasks, service=_Service(link), is_here=lambda peer, here=is_here: here)  # type: ignore[misc]
+        world = World(tasks=tasks, service=MovingHead(link), is_here=lambda peer, here=is_here: here)  # type: ignore[misc]
         await world.until(_a_while)
         assert all(result.num_items == len(items_of_part("facts", 10, result.part, 2)) for result in world.sent)
         both.add(tuple(result.part for result in world.sent))

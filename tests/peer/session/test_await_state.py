@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-
-import trio
 
 from averaging.network.seams.interfaces import TrainerProgress
 from averaging.rounds.peer_rounds import PeerContext, PeerRounds
@@ -19,13 +16,11 @@ from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages.messages import AckedRecord
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.state import OpenRound
-from tests.peer.session.test_catch_up import NEWCOMER, new_chain
-from tests.simulation import virtual_time
+from tests.peer.session.test_catch_up import NEWCOMER, after_rounds, new_chain
 from tests.simulation.node import Node
 from tests.simulation.swarm import World
 from tests.simulation.virtual_time import Process
 
-SEED = 3
 LONG_S = 600.0
 """Ten times the patience after which the peers at hand commit alone."""
 
@@ -67,21 +62,6 @@ def _newcomer(world: World) -> Newcomer:
     return node
 
 
-def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> None:
-    """Let three peers run so many rounds, then check."""
-
-    async def tell() -> None:
-        async with trio.open_nursery() as nursery:
-            world = World(SEED, nursery, num_peers=3, num_founders=3)
-            for node in world.nodes:
-                world.boot(node)
-            await world.wait_for(lambda: min(node.index for node in world.nodes) >= num_rounds, 900.0, "the rounds")
-            await check(world)
-            nursery.cancel_scope.cancel()
-
-    virtual_time.run(SEED, tell)
-
-
 def test_newcomer_that_reaches_nobody_while_the_host_tells_of_a_later_round_trains_no_run_of_its_own() -> None:
     async def check(world: World) -> None:
         founders, index = list(world.nodes), world.rounds()
@@ -105,7 +85,7 @@ def test_newcomer_that_reaches_nobody_while_the_host_tells_of_a_later_round_trai
             link.record is not None and link.record.contributor(first.peer) for link in first.service.chain.links
         )
 
-    _after(3, check)
+    after_rounds(3, check)
 
 
 def test_peers_without_a_word_of_a_later_round_begin_at_the_start_and_are_not_held_by_the_first_round() -> None:
@@ -120,7 +100,7 @@ def test_peers_without_a_word_of_a_later_round_begin_at_the_start_and_are_not_he
         assert not newcomer.first.is_missing
         await world.wait_for(lambda: newcomer.index > 0, LONG_S, "rounds of its own")
 
-    _after(1, check)
+    after_rounds(1, check)
 
 
 def test_donor_that_is_gone_after_it_showed_the_runs_commits_is_waited_for_also_without_a_host() -> None:
@@ -133,7 +113,7 @@ def test_donor_that_is_gone_after_it_showed_the_runs_commits_is_waited_for_also_
         assert FirstState(chain, OpenRound(), lambda: 0, shown, board).is_missing
         assert not FirstState(chain, OpenRound(), lambda: 0, 0, board).is_missing
 
-    _after(2, check)
+    after_rounds(2, check)
 
 
 def test_peer_whose_own_log_was_lost_waits_for_that_state_though_nobody_tells_of_it() -> None:
@@ -155,7 +135,7 @@ def test_peer_whose_own_log_was_lost_waits_for_that_state_though_nobody_tells_of
         await world.swarm.timers.sleep(2.0)
         assert not first.is_missing
 
-    _after(1, check)
+    after_rounds(1, check)
 
 
 def test_peer_that_has_acked_the_first_round_may_finish_it_alone() -> None:
@@ -167,7 +147,7 @@ def test_peer_that_has_acked_the_first_round_may_finish_it_alone() -> None:
         assert not FirstState(chain, OpenRound(acked=acked), lambda: 1, 0, board).is_missing
         assert FirstState(chain, OpenRound(), lambda: 1, 0, board).is_missing
 
-    _after(1, check)
+    after_rounds(1, check)
 
 
 def test_peer_that_leaves_while_it_waits_says_that_it_leaves() -> None:
@@ -183,4 +163,4 @@ def test_peer_that_leaves_while_it_waits_says_that_it_leaves() -> None:
         await world.swarm.timers.sleep(5.0)
         assert (board.state, board.reason) == ("leaving", "asked to")
 
-    _after(1, check)
+    after_rounds(1, check)

@@ -78,7 +78,7 @@ class _LyingFiles(dict[str, bytes]):
         super().__setitem__(name, data)
 
 
-def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
+def after_rounds(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
     """Let three peers run so many rounds, then check; returns the hash of all that happened."""
 
     async def tell() -> str:
@@ -118,7 +118,7 @@ def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
         assert (again.head.commit, again.root) == (chain.head.commit, chain.root)
         world.trace.add(chain.head.commit.hex())
 
-    assert _after(10, check) == _after(10, check)
+    assert after_rounds(10, check) == after_rounds(10, check)
 
 
 def test_a_newcomer_at_the_beginning_replays_and_takes_no_state() -> None:
@@ -128,7 +128,7 @@ def test_a_newcomer_at_the_beginning_replays_and_takes_no_state() -> None:
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [world.nodes[0].peer], lambda progress: None)
         assert chain.head.index == 0
 
-    _after(2, check)
+    after_rounds(2, check)
 
 
 def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
@@ -146,7 +146,7 @@ def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer, honest.peer], lambda progress: None)
         assert chain.head.index >= 9
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def test_a_state_that_cannot_be_read_again_after_a_failed_download_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_state_that_cannot_be_read_again_after_a_failed_download_is_not_used(m
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda progress: None)
         assert (chain.is_sound, chain.held.is_torn) == (False, True)
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def _serve_commits(world: World, name: str, answers: Iterator[Sequence[bytes]]) -> tuple[PeerId, list[FetchRequest]]:
@@ -213,7 +213,7 @@ def test_a_donor_that_invents_commits_is_asked_for_no_second_answer_and_for_no_s
         assert [type(request) for request in asked] == [FetchCommits, FetchCommits]
         assert trio.current_time() - began_s < COMMITS_WITHIN_S / 2
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def test_commits_are_read_and_verified_away_from_the_thread_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_commits_are_read_and_verified_away_from_the_thread_of_the_rounds(monkey
         assert places
         assert all(places)
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def test_only_so_many_donors_are_asked_for_their_commits() -> None:
@@ -247,7 +247,7 @@ def test_only_so_many_donors_are_asked_for_their_commits() -> None:
         )
         assert [len(asked) for _, asked in empty] == [1] * MAX_DONORS + [0] * 3
 
-    _after(1, check)
+    after_rounds(1, check)
 
 
 def _slow_donor(world: World, name: str, good: Sequence[bytes], answer_after_s: float) -> tuple[PeerId, list[int]]:
@@ -284,7 +284,7 @@ def test_what_a_donor_that_was_given_up_has_brought_is_not_asked_of_the_next(mon
         assert asked_of_two[0] == 7
         assert shown == len(good)
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def test_a_donor_whose_good_commits_keep_coming_is_heard_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ def test_a_donor_whose_good_commits_keep_coming_is_heard_to_the_end(monkeypatch:
         assert shown == len(good)
         assert trio.current_time() - began_s > COMMITS_WITHIN_S
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def test_a_donor_with_less_of_the_same_lineage_takes_nothing_away() -> None:
@@ -318,7 +318,7 @@ def test_a_donor_with_less_of_the_same_lineage_takes_nothing_away() -> None:
         assert shown == len(good)
         assert [type(request) for request in asked].count(FetchCommits) == 1
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 # --- from a milestone on ------------------------------------------------------------------------------------------------------

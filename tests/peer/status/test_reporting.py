@@ -13,7 +13,6 @@ import trio.testing
 from averaging.network.seams.interfaces import HeldoutLosses, ReadAnchors, Snapshot, TrainerProgress
 from averaging.rounds.lineage.past.followed_line import FollowedLine
 from averaging.rounds.lineage.round_reports import RoundCommitted, VoterConvicted
-from averaging.state.state import UnitState
 from peer.owner.controls_core import TrainingAllowance
 from peer.status.duties_core import NUM_BRINGERS, EvaluationTurns, is_bringer
 from peer.status.reporting import (
@@ -40,9 +39,10 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.host.host_statements import RevocationNews
+from protocol.host.report_bytes import encode_report
 from protocol.host.report_delta import made_whole, report_digest
 from protocol.host.report_pace import IDLE_EVERY_S, again_in_s
-from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply, encode_report
+from protocol.host.reports import AckPair, HeldoutResult, PeerReport, ReportReply
 from protocol.identity.envelope import superseded
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
@@ -51,6 +51,7 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import tree_of
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from tests.coordinator.chain_world import Chain
+from tests.peer.moving_head import MovingHead
 from tests.virtual import VirtualClock
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -668,32 +669,6 @@ async def test_a_commit_whose_bringers_are_gone_comes_from_the_others_within_sec
 # --- measuring ----------------------------------------------------------------------------------------------------------------
 
 
-class _Chain:
-    def __init__(self, link: ChainLink) -> None:
-        self.stand_at(link)
-
-    def stand_at(self, link: ChainLink) -> None:
-        self.head = link
-        zeros = torch.zeros(2)
-        self.state = UnitState(UNIT, link.commit, link.index, link.total_tokens, zeros, zeros)
-
-
-class _Service:
-    """A head that moves when the test says so."""
-
-    def __init__(self, link: ChainLink) -> None:
-        self.chain = _Chain(link)
-        self._changed = trio.Event()
-
-    def move(self, link: ChainLink) -> None:
-        self.chain.stand_at(link)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def wait_changed(self) -> None:
-        await self._changed.wait()
-
-
 class _Trainer:
     """Evaluates at a word; everything else is not asked of it here."""
 
@@ -724,7 +699,7 @@ async def _read(commit: CommitId, rooms: Sequence[torch.Tensor]) -> None:
 
 
 async def _measure(
-    service: _Service,
+    service: MovingHead,
     trainer: _Trainer,
     board: StatusBoard,
     story: Callable[[], object],
@@ -751,7 +726,7 @@ async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the
     ours = _mine(1)
     others = _mine(ours.index + 1, is_mine=False)
     last = _mine(others.index + 1)
-    service, trainer = _Service(ours), _Trainer()
+    service, trainer = MovingHead(ours), _Trainer()
 
     def story() -> None:
         service.move(others)
@@ -778,7 +753,7 @@ async def test_last_commit_is_measured_for_a_shorter_time_while_the_host_is_sile
     _, _, board = _reporter()
     begun_s = trio.current_time()
     await evaluate_commits(
-        _Service(_mine(1)),
+        MovingHead(_mine(1)),
         Slow(),
         TURNS,
         board,
@@ -793,7 +768,7 @@ async def test_last_commit_is_measured_for_a_shorter_time_while_the_host_is_sile
 async def test_prose_is_measured_beside_the_held_out_text_where_there_is_any(autojump_clock: Clock) -> None:
     for prose_nats in (None, 2.25):
         _, _, board = _reporter()
-        service, trainer = _Service(_mine(1)), _Trainer()
+        service, trainer = MovingHead(_mine(1)), _Trainer()
         trainer.prose_nats = prose_nats
         await _measure(service, trainer, board, lambda: None)
         assert [(result.nats, result.prose_nats) for result in board.heldout] == [(1.5, prose_nats)]
@@ -802,7 +777,7 @@ async def test_prose_is_measured_beside_the_held_out_text_where_there_is_any(aut
 async def test_a_measurement_that_fails_is_left_out_and_training_goes_on(autojump_clock: Clock) -> None:
     _, _, board = _reporter()
     ours = _mine(1)
-    service, trainer = _Service(ours), _Trainer()
+    service, trainer = MovingHead(ours), _Trainer()
     trainer.error = StorageError("the worker died", "a worker")
     await _measure(service, trainer, board, lambda: None)
     assert trainer.num_evaluated == 1
@@ -812,7 +787,7 @@ async def test_a_measurement_that_fails_is_left_out_and_training_goes_on(autojum
 async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(autojump_clock: Clock) -> None:
     _, _, board = _reporter()
     ours = _mine(1)
-    service, trainer = _Service(ours), _Trainer()
+    service, trainer = MovingHead(ours), _Trainer()
     service.chain.state = replace(service.chain.state, head=_link(0).commit)
     with trio.move_on_after(20):
         await evaluate_commits(service, trainer, TURNS, board, lambda: False, _read)  # type: ignore[arg-type]
@@ -821,7 +796,7 @@ async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(aut
 
 async def test_while_no_training_is_allowed_nothing_is_measured_either(autojump_clock: Clock) -> None:
     _, _, board = _reporter()
-    service, trainer = _Service(_mine(1)), _Trainer()
+    service, trainer = MovingHead(_mine(1)), _Trainer()
     board.allowed = TrainingAllowance(0.0, "paused by its owner")
     await _measure(service, trainer, board, lambda: None)
     assert trainer.num_evaluated == 0
@@ -834,7 +809,7 @@ def _losses(held: tuple[int, ...], of_other: tuple[int, ...]) -> ExpertLosses:
 async def test_a_commit_of_a_peer_that_is_not_heard_is_measured_by_the_next_one(autojump_clock: Clock) -> None:
     _, _, board = _reporter()
     others = _mine(1, is_mine=False)
-    service, trainer = _Service(others), _Trainer()
+    service, trainer = MovingHead(others), _Trainer()
     await _measure(service, trainer, board, lambda: None, turns=ALONE)
     assert [result.index for result in board.heldout] == [others.index]
 
@@ -861,7 +836,7 @@ async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_i
         trainer = _Trainer()
         trainer.prose_nats = 2.25
         losses = _losses((0, 2), ())
-        await _measure(_Service(link), trainer, board, lambda: None, losses)
+        await _measure(MovingHead(link), trainer, board, lambda: None, losses)
         (result,) = board.heldout
         assert (result.commit, result.of_experts) == (link.commit, ((0, 1.0), (2, 3.0)))
         assert (result.nats, result.prose_nats) == (2.0, prose_nats)

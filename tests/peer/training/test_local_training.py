@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.vectors import picked
 from averaging.data.assignment import heldout_windows
 from averaging.data.packing.packing import Packing, pack
 from averaging.data.sources.texts import Text
@@ -29,6 +28,7 @@ from protocol.run.training_sections import InnerSection
 from protocol.tensors.adapter_schema import adapter_schema
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.model_config import model_schema
+from tests.averaging.arithmetic.picked_tensors import picked
 from tests.peer.adapter_world import ADAPTER, adapter_plan
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 

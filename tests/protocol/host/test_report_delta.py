@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from protocol.host.host_statements import HostStatements
+from protocol.host.report_bytes import decode_report, encode_report
 from protocol.host.report_delta import made_whole, report_digest, shortened
 from protocol.host.reports import (
     AckPair,
@@ -17,8 +18,6 @@ from protocol.host.reports import (
     Proofs,
     UnitBytes,
     UnitStanding,
-    decode_report,
-    encode_report,
 )
 from protocol.identity.chosen_name import ChosenName
 from protocol.ids import CommitId, Root, UnitName

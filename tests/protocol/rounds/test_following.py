@@ -48,6 +48,7 @@ from tests.protocol.rounds.round_table import (
     acquaint,
     first_proposal,
     heartbeat_of,
+    mute,
     state_root,
 )
 from tests.simulation.signing import HashVerifier
@@ -57,7 +58,7 @@ def _muted(num_peers: int = 5, spine: SpineView | None = None, **numbers: object
     """(table, a seat to judge, another): orders are recorded and not performed."""
     table = Table(num_peers, spine=spine, **numbers)
     acquaint(table)
-    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    mute(table)
     seat, other = table.live()[:2]
     return table, seat, other
 

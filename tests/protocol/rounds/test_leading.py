@@ -30,12 +30,7 @@ from protocol.rounds.participants import most_left_s
 from protocol.rounds.queries import has_vote, quorum_in_reach
 from protocol.rounds.state import Leading
 from protocol.rounds.voting import LEAVE_VERSION
-from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
-
-
-def _mute(table: Table) -> None:
-    """From here on orders are recorded and not performed."""
-    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of, mute
 
 
 def _is_proposal(message: object, attempt: int) -> bool:
@@ -45,7 +40,7 @@ def _is_proposal(message: object, attempt: int) -> bool:
 def _asking(table: Table) -> tuple[Seat, Seat, PreVoteRequest]:
     """(who asks, the opener, what is asked): the opener of the first round is silent."""
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     seat = table.others(opener)[0]
     for _ in range(40):
@@ -67,7 +62,7 @@ def _asking(table: Table) -> tuple[Seat, Seat, PreVoteRequest]:
 def test_the_first_opener_proposes_only_when_its_own_promise_is_on_disk() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     base, ballot = table.genesis.commit, Ballot(0, opener.peer)
     orders = opener.feed(RoundTicked())
@@ -129,7 +124,7 @@ def _opens_after_s(num_behind: int, exchange_ms: int = 0, *, is_made_up: bool = 
     link = opener.state.link
     opener.state = replace(opener.state, link=replace(link, roster=(opener.peer,)), committed_at_s=table.now_s)
     opener.orders.clear()
-    _mute(table)
+    mute(table)
     begun_s = table.now_s
     while not opener.ordered(LogPromise) and table.now_s < begun_s + 50.0:
         table.now_s += 0.5
@@ -166,7 +161,7 @@ def test_who_is_far_behind_is_not_waited_for() -> None:
 def test_nobody_waits_for_an_opener_that_is_gone(is_goodbye: bool) -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     others = table.others(opener)
     for seat in others:
@@ -217,7 +212,7 @@ def test_nobody_takes_over_from_an_opener_that_still_applies_the_last_commit_for
     (other,) = table.others(opener)
     other.state = replace(other.state, committed_at_s=table.now_s)
     other.orders.clear()
-    _mute(table)
+    mute(table)
     begun_s = table.now_s
     while not other.sent(PreVoteRequest) and not other.ordered(LogPromise) and table.now_s < begun_s + 50.0:
         table.now_s += 0.5
@@ -433,7 +428,7 @@ def test_a_lone_record_waits_for_the_ack_of_everybody_at_hand() -> None:
 def test_who_still_has_a_quorum_refuses_to_go_on_alone() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     seat, other = table.live()[:2]
     (answer,) = seat.hear(other, PreVoteRequest(UNIT, table.genesis.commit, Ballot(1, other.peer), 100.0, lone=True))
     assert isinstance(answer, Send)
@@ -547,7 +542,7 @@ def test_no_leader_is_believed_longer_than_an_honest_one_could_take() -> None:
     opener = _with_a_leader_that_gives_more_time(table, 500.0)
     asker = table.others(opener)[0]
     table.run_until(lambda: bool(asker.sent(PreVoteRequest)), 100.0)
-    _mute(table)
+    mute(table)
     (question, *_) = asker.sent(PreVoteRequest)
     assert isinstance(question, PreVoteRequest)
     waiting = Leading(question.ballot, "asking", table.now_s + 4.0)

@@ -41,7 +41,6 @@ from protocol.rounds.messages.messages import (
 from protocol.rounds.messages.record import NO_SPINE, Ballot, Included
 from protocol.rounds.messages.wire import decode_message, encode_body, encode_message
 from protocol.rounds.orders import (
-    Action,
     AnswerWithCertificate,
     BeginExchange,
     CatchUp,
@@ -65,19 +64,11 @@ from tests.protocol.rounds.round_table import (
     first_proposal,
     heartbeat_of,
     included_of,
+    mute,
     state_root,
     wanted,
     with_sum,
 )
-
-
-def _mute(table: Table) -> None:
-    """From here on orders are recorded and not performed."""
-    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
-
-
-def _kinds(actions: tuple[Action, ...]) -> list[str]:
-    return [type(action).__name__ for action in actions]
 
 
 def _result(reducer: Seat, proposal: Proposal, part: SliceSpec, **changes: object) -> ResultReady:
@@ -139,7 +130,7 @@ def test_a_single_peer_commits_alone_when_it_is_the_whole_roster() -> None:
 def test_reducing_begins_with_the_proposal_and_again_when_the_own_delta_is_there() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
     proposal = first_proposal(table)
@@ -152,7 +143,7 @@ def test_reducing_begins_with_the_proposal_and_again_when_the_own_delta_is_there
 def test_a_member_whose_trainer_is_away_still_reduces() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
     proposal = first_proposal(table)
@@ -239,7 +230,7 @@ def test_attempt_zero_is_taken_from_the_first_of_the_base_roster_only() -> None:
 def test_a_proposal_below_a_promise_is_refused_and_one_that_is_known_changes_nothing() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     second, third = table.others(opener)
     proposal = first_proposal(table)
@@ -271,7 +262,7 @@ def test_a_proposal_beside_the_spine_is_joined_unless_it_cites_another_lineage(c
     spine = made_spine()
     table = Table(3, spine=spine.at(spine.trunk if cited == "ahead of the head" else spine.left))
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
     commits = {
@@ -386,7 +377,7 @@ def test_who_does_not_lead_the_attempt_does_nothing_about_a_slice_without_contri
 def test_results_count_only_with_the_signature_of_their_reducer_and_contributions_of_members() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     seat, third = table.others(opener)
     proposal = first_proposal(table)
@@ -422,7 +413,7 @@ def test_the_result_of_a_restarted_member_is_no_part_of_the_old_exchange() -> No
 def test_a_mend_keeps_the_results_of_those_who_keep_their_slices() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     seat, _ = table.others(opener)
     proposal = first_proposal(table)
@@ -440,7 +431,7 @@ def test_a_mend_keeps_the_results_of_those_who_keep_their_slices() -> None:
 def test_a_mend_is_taken_once_from_the_leader_of_the_attempt_and_over_the_whole_vector() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     seat, third = table.others(opener)
     proposal = first_proposal(table)

@@ -29,12 +29,7 @@ from protocol.rounds.schedule.stagger import Stagger
 from protocol.rounds.state import LeaderAttempts
 from protocol.rounds.voting import ACK_VERSION, LEAVE_VERSION, MOST_LED, NOTICED_WITHIN_S, is_owed_bytes
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on, signed_record
-from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of, wanted
-
-
-def _mute(table: Table) -> None:
-    """From here on orders are recorded and not performed."""
-    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of, mute, wanted
 
 
 def _settled(table: Table) -> tuple[Seat, Settle]:
@@ -43,7 +38,7 @@ def _settled(table: Table) -> tuple[Seat, Settle]:
     opener = table.opener()
     (seat, *_) = table.others(opener)
     table.run_until(lambda: bool(seat.ordered(GatherBytes)), 10.0)
-    _mute(table)
+    mute(table)
     order = seat.ordered(GatherBytes)[0]
     assert isinstance(order, GatherBytes)
     return seat, order.settle
@@ -106,7 +101,7 @@ def test_a_record_of_the_spine_that_cites_one_and_one_of_another_unit_that_cites
         (Table(3, spine=spine.at(spine.left)), NO_SPINE, "without a spine"),
     ):
         acquaint(table)
-        _mute(table)
+        mute(table)
         opener = table.opener()
         (seat, *_) = table.others(opener)
         made = commit_on(table.genesis, table.live(), spine=cited)
@@ -172,7 +167,7 @@ def test_a_staggered_units_next_target_may_be_cut_or_drawn_out_by_a_half_and_by_
 def test_a_record_over_another_number_of_chunks_is_not_acked() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     (seat, *_) = table.others(opener)
     record = record_on(table.genesis, list(table.seats))
@@ -212,7 +207,7 @@ def test_a_promise_is_told_when_it_is_on_disk_and_names_the_acked_record() -> No
 def test_a_ballot_is_promised_once_so_that_a_leader_who_lost_its_disk_cannot_use_it_twice() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     seat, asker = table.live()[:2]
     base, ballot = table.genesis.commit, Ballot(1, asker.peer)
     assert seat.hear(asker, wanted(table, ballot)) == (LogPromise(base, ballot),)
@@ -222,7 +217,7 @@ def test_a_ballot_is_promised_once_so_that_a_leader_who_lost_its_disk_cannot_use
 def test_whom_we_promised_gets_the_time_to_propose_before_we_try_ourselves() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     seat, asker = table.live()[:2]
     base, ballot = table.genesis.commit, Ballot(1, asker.peer)
     seat.hear(asker, wanted(table, ballot))
@@ -233,7 +228,7 @@ def test_whom_we_promised_gets_the_time_to_propose_before_we_try_ourselves() -> 
 def test_a_promise_that_a_higher_one_overtook_is_never_told() -> None:
     table = Table(3)
     acquaint(table)
-    _mute(table)
+    mute(table)
     seat, one, two = table.live()
     base, low, high = table.genesis.commit, Ballot(1, one.peer), Ballot(2, two.peer)
     seat.hear(one, wanted(table, low))
@@ -316,7 +311,7 @@ def test_a_lone_record_is_refused_while_a_quorum_was_in_reach_lately() -> None:
 def _asked(table: Table) -> tuple[Seat, Seat, Seat]:
     """(voter, asker, opener), all acquainted; orders are recorded only."""
     acquaint(table)
-    _mute(table)
+    mute(table)
     opener = table.opener()
     voter, asker, *_ = table.others(opener)
     return voter, asker, opener
@@ -424,7 +419,7 @@ def test_a_running_attempt_is_a_reason_to_wait_until_it_has_had_its_time() -> No
     opener = table.opener()
     table.drops = lambda sender, to, message: isinstance(message, Settle)
     table.run_until(lambda: all(seat.state.open.proposal is not None for seat in table.live()), 10.0)
-    _mute(table)
+    mute(table)
     voter, asker, *_ = table.others(opener)
     assert "is under way" in _vote(voter.hear(asker, _question(table, asker)))
     assert "leading attempt 0" in _vote(opener.hear(asker, _question(table, asker)))

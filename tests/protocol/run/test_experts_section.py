@@ -12,11 +12,9 @@ from protocol.errors import ConfigError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import PROTOCOL_VERSION
 from protocol.run.experts_section import RunNumbers, expert_contradiction
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
-    RunConfig,
     RunManifest,
     default_run_toml,
     open_manifest,
@@ -24,6 +22,7 @@ from protocol.run.manifest import (
 )
 from protocol.tensors.expert_schema import MixtureConfig
 from protocol.tensors.model_config import ModelConfig, model_schema
+from tests.protocol.run.made_manifest import manifest_of
 
 EXPERTS = "[experts]\nnum_experts = 2\nffn_dim = 64\n"
 
@@ -41,22 +40,8 @@ def expert_toml(*lines: str, section: str = EXPERTS) -> str:
     return text + section
 
 
-def _manifest(config: RunConfig, version: int = PROTOCOL_VERSION) -> RunManifest:
-    return RunManifest(
-        protocol_version=version,
-        config=config,
-        dataset_id="ab" * 32,
-        dataset_tokens=1000,
-        heldout_tokens=100,
-        zlib_bits_per_byte=2.0,
-        pairs_nats_per_byte=2.4,
-        host_public_key="ef" * 32,
-        ca_certificate_sha256="cd" * 32,
-    )
-
-
 def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> None:
-    manifest = _manifest(parse_run_config(expert_toml()))
+    manifest = manifest_of(parse_run_config(expert_toml()))
     assert manifest.config.mixture == MixtureConfig(num_experts=2, ffn_dim=64)
     assert list(manifest.unit_schemas()) == ["trunk", "expert-0", "expert-1"]
     assert [schema.unit for schema in manifest.units_held([1]).schemas] == ["trunk", "expert-1"]
@@ -79,7 +64,7 @@ def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> 
 def test_a_manifest_of_experts_keeps_the_id_that_it_had_when_documents_could_be_sent_elsewhere(
     more: str, run_id: str
 ) -> None:
-    manifest = _manifest(parse_run_config(expert_toml(section=EXPERTS + more)), version=1)
+    manifest = manifest_of(parse_run_config(expert_toml(section=EXPERTS + more)), version=1)
     assert manifest.run_id.hex() == run_id
     assert b"reassign" not in manifest.canonical_bytes()
     assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
@@ -87,7 +72,7 @@ def test_a_manifest_of_experts_keeps_the_id_that_it_had_when_documents_could_be_
 
 def test_a_signed_manifest_of_a_run_that_sends_documents_elsewhere_is_refused_in_one_line() -> None:
     host = Identity(b"h" * 32)
-    manifest = _manifest(parse_run_config(expert_toml()))
+    manifest = manifest_of(parse_run_config(expert_toml()))
     values = json.loads(manifest.canonical_bytes()) | {"host_public_key": host.public_key.hex()}
     values["config"]["experts"]["reassign_every_rounds"] = 20
     sealed = seal(host, MANIFEST_DOMAIN, bytes(32), 0, NEVER_MS, json.dumps(values).encode())
@@ -100,7 +85,7 @@ def test_a_signed_manifest_of_a_run_that_sends_documents_elsewhere_is_refused_in
 
 
 def test_a_run_without_experts_keeps_its_id() -> None:
-    canonical = _manifest(parse_run_config(default_run_toml())).canonical_bytes()
+    canonical = manifest_of(parse_run_config(default_run_toml())).canonical_bytes()
     assert b"shards" not in canonical
     assert b"experts" not in canonical
 

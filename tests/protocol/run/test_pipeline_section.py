@@ -12,7 +12,6 @@ from protocol.errors import ConfigError, VersionError
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import PROTOCOL_VERSION
 from protocol.run.manifest import (
     MANIFEST_DOMAIN,
     RunConfig,
@@ -24,6 +23,7 @@ from protocol.run.manifest import (
 )
 from protocol.run.pipeline_section import parse_layers
 from protocol.tensors.stage_schema import stage_schema
+from tests.protocol.run.made_manifest import manifest_of
 
 
 def pipeline_run(**changes: dict[str, Any]) -> RunConfig:
@@ -38,22 +38,8 @@ def pipeline_run(**changes: dict[str, Any]) -> RunConfig:
     return parse_run_config(tomli_w.dumps(run))
 
 
-def _manifest(config: RunConfig, version: int = PROTOCOL_VERSION) -> RunManifest:
-    return RunManifest(
-        protocol_version=version,
-        config=config,
-        dataset_id="ab" * 32,
-        dataset_tokens=1000,
-        heldout_tokens=100,
-        zlib_bits_per_byte=2.0,
-        pairs_nats_per_byte=2.4,
-        host_public_key="ef" * 32,
-        ca_certificate_sha256="cd" * 32,
-    )
-
-
 def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() -> None:
-    manifest = _manifest(pipeline_run())
+    manifest = manifest_of(pipeline_run())
     assert list(manifest.unit_schemas()) == ["stage-0", "stage-1", "stage-2"] == list(manifest.parts)
     assert [schema.unit for schema in manifest.units_held([1]).schemas] == ["stage-1"]
     assert manifest.units.whole.tensors == manifest.model_schema.tensors
@@ -63,7 +49,7 @@ def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() 
 
 @pytest.mark.parametrize("changes", [{}, {"mode": "lanes"}])
 def test_a_run_of_lanes_has_the_id_that_it_had_when_there_was_another_mode(changes: dict[str, str]) -> None:
-    manifest = _manifest(pipeline_run(pipeline=changes), version=1)
+    manifest = manifest_of(pipeline_run(pipeline=changes), version=1)
     assert manifest.run_id.hex() == "4f90f589d178fc2a3f12fde9c46ecb94e2ed2d6ba7086707e346af707249126d"
 
 
@@ -73,7 +59,7 @@ def test_the_mode_that_is_no_more_is_refused_in_one_sentence_in_a_file_and_in_a_
     found = """pipeline: mode = 'synced': expected "lanes", the only mode of a pipeline run"""
     assert in_file.value.one_line() == f"run.toml: {found}; change it and start again"
     host = Identity(b"host".ljust(32, b"h"))
-    manifest = _manifest(pipeline_run()).model_copy(update={"host_public_key": host.public_key.hex()})
+    manifest = manifest_of(pipeline_run()).model_copy(update={"host_public_key": host.public_key.hex()})
     data = sign_manifest(manifest, host)
     assert open_manifest(data, verifier=Ed25519Verifier()).run_id == manifest.run_id
     payload = manifest.canonical_bytes().replace(b'"pipeline":{', b'"pipeline":{"mode":"synced",')
@@ -85,7 +71,7 @@ def test_the_mode_that_is_no_more_is_refused_in_one_sentence_in_a_file_and_in_a_
 
 
 def test_a_run_without_stages_keeps_its_id() -> None:
-    assert b"pipeline" not in _manifest(parse_run_config(default_run_toml())).canonical_bytes()
+    assert b"pipeline" not in manifest_of(parse_run_config(default_run_toml())).canonical_bytes()
 
 
 def test_stages_are_cut_evenly_or_as_the_file_says() -> None:

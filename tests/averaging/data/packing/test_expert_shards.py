@@ -16,8 +16,9 @@ from averaging.data.packing.packing import Packing, pack
 from averaging.data.shards import DatasetManifest, ShardCache, TextBytes, parse_dataset
 from averaging.data.sources.texts import Text
 from averaging.data.token_reader import TokenReader
-from averaging.data.tokenizer import ByteTokenizer, encode_document
+from averaging.data.tokenizer import ByteTokenizer
 from protocol.errors import ConfigError, RemoteProtocolError, StorageError
+from tests.averaging.data.byte_documents import encode_document
 from tests.averaging.data.packing.test_document_routing import CODE, PROSE
 
 TEXTS = [

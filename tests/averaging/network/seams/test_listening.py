@@ -16,8 +16,6 @@ from averaging.network.seams.listening import (
 )
 from protocol.errors import MachineError
 
-BOTH = ("0.0.0.0", "::")
-
 
 def test_all_addresses_are_those_of_the_kinds_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listen_addresses("::")[:1] == ("0.0.0.0",)

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from averaging.rounds.fetching.milestone_asking import NUM_ASKED_FOR_MILESTONES, ask_milestones
 from averaging.rounds.lineage.past.held_milestones import newest_milestone
-from tests.averaging.rounds.round_world import UNIT, open_world
+from tests.averaging.rounds.round_world import UNIT, MadeCommit, RoundWorld, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
-async def test_the_milestone_of_the_first_donors_that_have_one_is_held_whoever_is_gone_or_has_none() -> None:
+@asynccontextmanager
+async def _donors() -> AsyncIterator[tuple[RoundWorld, MadeCommit]]:
+    """The first party asks, the second answers and has no milestone, the third has one of this commit."""
     async with open_world() as world:
         asker, empty, donor = world.parties[:3]
         for party in (asker, empty, donor):
             await party.chain.restore()
-        made = await world.grow([donor], 2)
-        donor.milestones.take([world.milestone_at(made[1])], "the host")
+        _, made = await world.grow([donor], 2)
+        donor.milestones.take([world.milestone_at(made)], "the host")
         for party in (empty, donor):
             party.serve_fetches()
+        yield world, made
+
+
+async def test_the_milestone_of_the_first_donors_that_have_one_is_held_whoever_is_gone_or_has_none() -> None:
+    async with _donors() as (world, made):
+        asker, empty, donor = world.parties[:3]
         await ask_milestones(asker.network, asker.chain, [world.stranger.peer, empty.peer, donor.peer])
         held = newest_milestone(asker.chain.tools.milestones, UNIT)
         assert held is not None
-        assert held.link == made[1].link
+        assert held.link == made.link
 
 
 async def test_only_so_many_donors_are_asked() -> None:
-    async with open_world() as world:
+    async with _donors() as (world, _):
         asker, empty, donor = world.parties[:3]
-        for party in (asker, empty, donor):
-            await party.chain.restore()
-        made = await world.grow([donor], 2)
-        donor.milestones.take([world.milestone_at(made[1])], "the host")
-        for party in (empty, donor):
-            party.serve_fetches()
         await ask_milestones(asker.network, asker.chain, [*[empty.peer] * NUM_ASKED_FOR_MILESTONES, donor.peer])
         assert newest_milestone(asker.chain.tools.milestones, UNIT) is None

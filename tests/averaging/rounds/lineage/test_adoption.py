@@ -21,14 +21,14 @@ from averaging.rounds.lineage.adoption import (
 )
 from averaging.rounds.lineage.head_state import AppliedCommit
 from averaging.rounds.lineage.unit_chain import PreparedSwitch
-from averaging.rounds.traffic.contribution import EncodedContribution, encode_chunks
+from averaging.rounds.traffic.contribution import EncodedContribution
 from protocol.ids import Root
 from protocol.merkle import MerkleTree
 from protocol.rounds.lineage.lineage import TreeNode
 from protocol.rounds.lineage.rewind import Rewind, seal_rewind
 from protocol.rounds.messages.record import Ballot, Disagreement
 from protocol.rounds.messages.wire import decode_record
-from tests.at_once import encode_contribution, encode_fed, encode_with_feedback
+from tests.at_once import encode_chunks, encode_contribution, encode_fed, encode_with_feedback
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,

@@ -22,7 +22,14 @@ from averaging.state.state import UnitState
 from averaging.state.unit_log import LogLimits, UnitLog
 from averaging.storage.memory_storage import MemoryDisk, MemoryStorage
 from protocol.errors import StorageError
-from protocol.estimates.unit_disk import MAX_PINNED, OLD_GENERATIONS, OPEN_UPDATES, Occasion, commit_write_bytes
+from protocol.estimates.unit_disk import (
+    MAX_PINNED,
+    OLD_GENERATIONS,
+    OPEN_UPDATES,
+    Occasion,
+    commit_write_bytes,
+    max_updates,
+)
 from protocol.ids import CommitId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.record import Ballot
@@ -197,7 +204,7 @@ async def test_a_disk_that_takes_no_generation_keeps_the_newest_it_has_and_drops
         async def refuse(*_: object) -> None:
             raise StorageError("no space left on the disk", "a state's room")
 
-        most = keeping.max_updates(party.chain.tools)
+        most = max_updates(party.chain.num_kept_updates)
         with monkeypatch.context() as full:
             full.setattr(Generations, "write", refuse)
             for seed in range(2 * most):
@@ -215,7 +222,7 @@ async def test_updates_of_a_commit_that_the_next_one_overtook_before_it_was_kept
     async with open_world() as world:
         party = world.parties[0]
         chain = party.chain
-        most = keeping.max_updates(chain.tools)
+        most = max_updates(chain.num_kept_updates)
         for seed in range(3 * most):
             commit = world.commit_on(chain.head, seed)
             await commit.write_results(party)
@@ -238,7 +245,7 @@ async def test_a_lineage_that_is_brought_here_has_a_place_on_the_disk_beside_our
             await theirs.write_results(party)
             link = theirs.link
         bases = {name.split("/")[1] for name in party.disk.files if name.startswith("results/")}
-        assert len(bases) <= keeping.max_updates(party.chain.tools)
+        assert len(bases) <= max_updates(party.chain.num_kept_updates)
         assert len(bases) > party.chain.num_kept_updates + 1 + OPEN_UPDATES, "more than our own"
 
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from averaging.network.seams.interfaces import Stream
-from averaging.rounds.traffic.contribution import encode_chunks, result_root
+from averaging.rounds.traffic.contribution import result_root
 from averaging.rounds.traffic.transfer import (
     ANSWER_WITHIN_S,
     FETCH_CHANNEL,
@@ -42,6 +42,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.requests import FetchCommits, FetchParts, FetchRequest, FetchResult, FetchState
 from protocol.rounds.messages.wire import encode_certificate
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.at_once import encode_chunks
 from tests.averaging.rounds.round_world import (
     CHUNK_BYTES,
     CODEC,

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from averaging.codecs.rows.boundary import BoundaryCodec, quantised
+from averaging.codecs.rows.boundary import BoundaryCodec
 from peer.models.decoder import parameters_in_order
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.optimizers.optimizer import make_optimizer
@@ -16,6 +16,7 @@ from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import SCHEDULES, Pass
 from protocol.pipeline.stage_machine import Point
 from protocol.run.training_sections import InnerSection
+from tests.averaging.codecs.rows.rounded import quantised
 from tests.peer.lane_world import STEP_TOKENS, LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
 from tests.peer.stage_world import (
     ANCHOR_N,

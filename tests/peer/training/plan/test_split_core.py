@@ -6,7 +6,6 @@ from averaging.models.llama.config import LlamaConfig
 from peer.training.plan.layout import Mesh
 from peer.training.plan.split_core import (
     context_place,
-    context_ranks,
     reader_of,
     tensor_place,
     token_spans,
@@ -31,7 +30,6 @@ def test_places_of_a_mesh_name_who_shares_sequences_and_who_shares_layers() -> N
     assert [reader_of(mesh, rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [context_place(mesh, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [tensor_place(mesh, rank) for rank in range(8)] == [0, 1] * 4
-    assert [context_ranks(mesh, rank) for rank in range(8)] == [(0, 2), (1, 3)] * 2 + [(4, 6), (5, 7)] * 2
 
 
 def test_a_context_that_ranks_do_not_divide_evenly_cannot_be_shared() -> None:

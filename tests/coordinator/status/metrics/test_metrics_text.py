@@ -14,7 +14,8 @@ from coordinator.progress.stage_commits import StageCommits
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.push.push_core import PushState
 from coordinator.scores.score_core import ScoredTask, TaskCurve, TaskPoint
-from coordinator.status.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
+from coordinator.status.metrics.metrics_text import COORDINATOR_METRICS, render_metrics
+from coordinator.status.metrics.moment import Counts, Moment
 from protocol.ids import UnitName
 from protocol.run.evaluate_section import EvaluateSection
 from tests.coordinator.progress.test_run_view import A, B, peer, picture, timed

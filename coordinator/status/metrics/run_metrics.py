@@ -1,91 +1,22 @@
-"""The coordinator's metrics for /metrics: one table, base units, closed label sets."""
+"""The metrics of the run: one table, base units, closed label sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
-
-from averaging.network.seams.interfaces import BulkCount, BulkKind, ControlCount
-from averaging.storage.disk_room import DiskRoom
-from coordinator.energy.run_energy import NO_ENERGY, EnergySums
-from coordinator.helper.reach_core import Reach
-from coordinator.ledger.run_memory import RunPast
 from coordinator.presence.presence import live_peers, mean_train_loss
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
-from coordinator.progress.run_view import NO_PAST, RunPicture, lanes_and_stages, tokens_per_s
+from coordinator.progress.run_view import lanes_and_stages, tokens_per_s
 from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
-from coordinator.push.push_core import PushState
-from coordinator.scores.score_core import TaskCurve, TaskPoint
-from coordinator.status.peer_series import PeerSeries, peer_series
+from coordinator.scores.score_core import TaskPoint
+from coordinator.status.metrics.moment import CoordinatorMetric, Moment, Samples, one
+from coordinator.status.metrics.peer_series import PeerSeries, peer_series
 from protocol.grids import GRAMS_PER_KG, JOULES_PER_KWH
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Counters of the process since its start.
-
-    Attributes:
-        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed. control_bytes_up, ..: payload bytes that
-            the coordinator's own network carried.
-    """
-
-    calls: tuple[tuple[str, str, int], ...] = ()
-    control_bytes_up: int = 0
-    control_bytes_down: int = 0
-    bulk_bytes_up: int = 0
-    bulk_bytes_down: int = 0
-    bulk: tuple[BulkCount, ...] = ()
-    control: tuple[ControlCount, ...] = ()
-
-
-NO_REACH: Final = Reach()
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One snapshot: the picture, the counters, the time (monotonic, s), the free space on the host's disk, None if unknown, the past,
-    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the tasks. `push`: of
-    checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
-    """
-
-    picture: RunPicture
-    counts: Counts
-    now_s: float
-    disk: DiskRoom | None = None
-    trouble: str = ""
-    past: RunPast = NO_PAST
-    reach: Reach = NO_REACH
-    scores: Sequence[TaskCurve] = ()
-    push: PushState | None = None
-    energy: EnergySums = NO_ENERGY
-    leaders: Sequence[Mapping[str, object]] = ()
-
-
-Samples = Iterable[tuple[tuple[str, ...], float]]
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorMetric:
-    """One row of the table: a metric's name, its meaning, and how to read it from a moment."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    read: Callable[[Moment], Samples]
-    labels: tuple[str, ...] = ()
-
-
-def _one(value: float | None) -> Samples:
-    return () if value is None else (((), float(value)),)
 
 
 def _newest(moment: Moment, kind: str) -> float | None:
@@ -122,12 +53,12 @@ def _stages(value: Callable[[StageSummary], float], moment: Moment) -> Samples:
 
 def _lanes(moment: Moment) -> Samples:
     picture = moment.picture
-    return _one(len(lanes_and_stages(picture, moment.now_s).lanes) if picture.are_stages else None)
+    return one(len(lanes_and_stages(picture, moment.now_s).lanes) if picture.are_stages else None)
 
 
 def _partial_lanes(moment: Moment) -> Samples:
     picture = moment.picture
-    return _one(len(partial_lanes(picture.stage_commits)) if picture.are_stages else None)
+    return one(len(partial_lanes(picture.stage_commits)) if picture.are_stages else None)
 
 
 PEER_LABELS: Final = ("name", "peer")
@@ -147,14 +78,7 @@ def _chosen(moment: Moment) -> Samples:
             yield (row.peer, row.chosen.nickname, row.chosen.team), 1.0
 
 
-KIND_LABELS: Final = ("way", "channel", "unit", "codec")
-
-
-def _kind(kind: BulkKind) -> tuple[str, ...]:
-    return (kind.way.value, kind.channel, kind.unit, kind.codec)
-
-
-COORDINATOR_METRICS: Final = (
+RUN_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_phase",
         "gauge",
@@ -162,25 +86,25 @@ COORDINATOR_METRICS: Final = (
         lambda m: tuple(((phase.value,), float(phase is m.picture.state.phase)) for phase in Phase),
         ("phase",),
     ),
-    CoordinatorMetric("potluck_run_round_index", "gauge", "Round of the head.", lambda m: _one(m.picture.state.index)),
-    CoordinatorMetric("potluck_run_tokens", "gauge", "Tokens committed.", lambda m: _one(m.picture.state.total_tokens)),
+    CoordinatorMetric("potluck_run_round_index", "gauge", "Round of the head.", lambda m: one(m.picture.state.index)),
+    CoordinatorMetric("potluck_run_tokens", "gauge", "Tokens committed.", lambda m: one(m.picture.state.total_tokens)),
     CoordinatorMetric(
-        "potluck_run_target_tokens", "gauge", "Tokens at which the run ends.", lambda m: _one(m.picture.target_tokens)
+        "potluck_run_target_tokens", "gauge", "Tokens at which the run ends.", lambda m: one(m.picture.target_tokens)
     ),
     CoordinatorMetric(
         "potluck_run_live_peers",
         "gauge",
         "Peers that reported recently.",
-        lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
+        lambda m: one(len(live_peers(m.picture.peers, m.now_s))),
     ),
     CoordinatorMetric(
-        "potluck_run_hidden_peers", "gauge", "Live peers that nobody can reach.", lambda m: _one(m.reach.num_hidden)
+        "potluck_run_hidden_peers", "gauge", "Live peers that nobody can reach.", lambda m: one(m.reach.num_hidden)
     ),
     CoordinatorMetric(
         "potluck_run_helper_peers",
         "gauge",
         "Helpers at work that peers can connect to.",
-        lambda m: _one(m.reach.num_helpers),
+        lambda m: one(m.reach.num_helpers),
     ),
     CoordinatorMetric(
         "potluck_run_peer_counted_tokens",
@@ -221,25 +145,25 @@ COORDINATOR_METRICS: Final = (
         "potluck_run_min_members",
         "gauge",
         "Ready peers with which the run starts.",
-        lambda m: _one(m.picture.min_members),
+        lambda m: one(m.picture.min_members),
     ),
     CoordinatorMetric(
         "potluck_run_tokens_per_second",
         "gauge",
         "Training speed of live peers.",
-        lambda m: _one(tokens_per_s(m.picture, m.now_s)),
+        lambda m: one(tokens_per_s(m.picture, m.now_s)),
     ),
     CoordinatorMetric(
         "potluck_run_train_loss_nats",
         "gauge",
         "Mean training loss of live peers, nats per byte.",
-        lambda m: _one(mean_train_loss(m.picture.peers, m.now_s)),
+        lambda m: one(mean_train_loss(m.picture.peers, m.now_s)),
     ),
     CoordinatorMetric(
         "potluck_run_heldout_loss_nats",
         "gauge",
         "Newest held-out loss, nats per byte.",
-        lambda m: _one(_newest(m, "heldout")),
+        lambda m: one(_newest(m, "heldout")),
     ),
     CoordinatorMetric(
         "potluck_run_expert_heldout_loss_nats",
@@ -315,7 +239,7 @@ COORDINATOR_METRICS: Final = (
         "potluck_run_prose_loss_nats",
         "gauge",
         "Newest loss on prose, nats per byte.",
-        lambda m: _one(_newest(m, "prose")),
+        lambda m: one(_newest(m, "prose")),
     ),
     CoordinatorMetric(
         "potluck_run_task_accuracy_ratio",
@@ -335,13 +259,13 @@ COORDINATOR_METRICS: Final = (
         "potluck_run_energy_joules",
         "counter",
         "Energy that peers with a meter reported since this process began to hear them.",
-        lambda m: _one(m.energy.kwh * JOULES_PER_KWH if m.energy.num_peers else None),
+        lambda m: one(m.energy.kwh * JOULES_PER_KWH if m.energy.num_peers else None),
     ),
     CoordinatorMetric(
         "potluck_run_carbon_grams",
         "gauge",
         "CO2 of the energy whose grid is known, in grams.",
-        lambda m: _one(m.energy.carbon_kg * GRAMS_PER_KG if m.energy.carbon_kg is not None else None),
+        lambda m: one(m.energy.carbon_kg * GRAMS_PER_KG if m.energy.carbon_kg is not None else None),
     ),
     CoordinatorMetric(
         "potluck_run_task_round_index",
@@ -361,140 +285,37 @@ COORDINATOR_METRICS: Final = (
         "potluck_run_round_coverage_ratio",
         "gauge",
         "Share of members times chunks that the last round summed.",
-        lambda m: _one(m.picture.rounds[-1].row.coverage if m.picture.rounds else None),
+        lambda m: one(m.picture.rounds[-1].row.coverage if m.picture.rounds else None),
     ),
     CoordinatorMetric(
         "potluck_run_round_lost_ratio",
         "gauge",
         "Share of the last round's mean, by its squares, that the codec of results left out.",
-        lambda m: _one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
+        lambda m: one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
     ),
     CoordinatorMetric(
         "potluck_run_round_left_out_ratio",
         "gauge",
         "Share of the last round's work that disagreed with most members' and was left out of the mean.",
-        lambda m: _one(m.picture.rounds[-1].row.left_out if m.picture.rounds else None),
+        lambda m: one(m.picture.rounds[-1].row.left_out if m.picture.rounds else None),
     ),
     CoordinatorMetric(
         "potluck_run_missing_heads",
         "gauge",
         "Commits that a peer reported and nobody has sent.",
-        lambda m: _one(len(m.picture.missing)),
+        lambda m: one(len(m.picture.missing)),
     ),
     CoordinatorMetric(
         "potluck_run_lone_rounds",
         "gauge",
         "Rounds committed without a quorum, among the newest 500.",
-        lambda m: _one(sum(timed.row.is_lone for timed in m.picture.rounds)),
+        lambda m: one(sum(timed.row.is_lone for timed in m.picture.rounds)),
     ),
     CoordinatorMetric(
         "potluck_run_forks",
         "gauge",
         "Forks, other than the head's lineage, that may still be followed.",
-        lambda m: _one(m.picture.num_forks),
+        lambda m: one(m.picture.num_forks),
     ),
-    CoordinatorMetric("potluck_run_bans", "gauge", "Peers banned permanently.", lambda m: _one(m.picture.num_bans)),
-    CoordinatorMetric(
-        "potluck_coordinator_checkpoints", "gauge", "Checkpoints on disk.", lambda m: _one(len(m.picture.checkpoints))
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_checkpoint_time_seconds",
-        "gauge",
-        "Unix time of the newest checkpoint.",
-        lambda m: _one(m.picture.checkpoints[-1].written_unix_s if m.picture.checkpoints else None),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_push_time_seconds",
-        "gauge",
-        "Unix time at which the newest checkpoint was verified at the address for pushes.",
-        lambda m: _one(m.push.unix_s if m.push is not None and m.push.pushed else None),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_failed_pushes",
-        "counter",
-        "Pushes of checkpoints that failed.",
-        lambda m: _one(m.push.failures if m.push is not None else None),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_disk_free_bytes",
-        "gauge",
-        "Free space on the disk of the state folder.",
-        lambda m: _one(m.disk.free_bytes if m.disk else None),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_disk_all_bytes",
-        "gauge",
-        "Size of the disk of the state folder.",
-        lambda m: _one(m.disk.all_bytes if m.disk else None),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_calls",
-        "counter",
-        "Calls answered, by name and outcome.",
-        lambda m: tuple(((name, outcome), float(count)) for name, outcome, count in m.counts.calls),
-        ("call", "outcome"),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_sent_bytes",
-        "counter",
-        "Payload sent to peers.",
-        lambda m: ((("control",), float(m.counts.control_bytes_up)), (("bulk",), float(m.counts.bulk_bytes_up))),
-        ("lane",),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_received_bytes",
-        "counter",
-        "Payload received from peers.",
-        lambda m: ((("control",), float(m.counts.control_bytes_down)), (("bulk",), float(m.counts.bulk_bytes_down))),
-        ("lane",),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_control_sent_bytes",
-        "counter",
-        "Payload sent on the control lane.",
-        lambda m: tuple(((count.channel,), float(count.bytes_up)) for count in m.counts.control),
-        ("channel",),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_control_received_bytes",
-        "counter",
-        "Payload received on the control lane.",
-        lambda m: tuple(((count.channel,), float(count.bytes_down)) for count in m.counts.control),
-        ("channel",),
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_bulk_sent_bytes",
-        "counter",
-        "Payload sent on the bulk lane.",
-        lambda m: tuple((_kind(count.kind), float(count.bytes_up)) for count in m.counts.bulk),
-        KIND_LABELS,
-    ),
-    CoordinatorMetric(
-        "potluck_coordinator_bulk_received_bytes",
-        "counter",
-        "Payload received on the bulk lane.",
-        lambda m: tuple((_kind(count.kind), float(count.bytes_down)) for count in m.counts.bulk),
-        KIND_LABELS,
-    ),
+    CoordinatorMetric("potluck_run_bans", "gauge", "Peers banned permanently.", lambda m: one(m.picture.num_bans)),
 )
-
-
-class _MomentCollector(Collector):
-    def __init__(self, look: Callable[[], Moment]) -> None:
-        self._look = look
-
-    def collect(self) -> Iterator[Metric]:
-        moment = self._look()
-        for row in COORDINATOR_METRICS:
-            kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-            family = kind(row.name, row.help, labels=row.labels)
-            for labels, value in row.read(moment):
-                family.add_metric(labels, value)
-            yield family
-
-
-def render_metrics(look: Callable[[], Moment]) -> bytes:
-    """The body of /metrics."""
-    registry = CollectorRegistry()
-    registry.register(_MomentCollector(look))
-    return generate_latest(registry)

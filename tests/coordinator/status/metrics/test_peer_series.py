@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from coordinator.ledger.run_memory import Credits, RunPast
 from coordinator.presence.presence import PeerEntry
-from coordinator.status.metrics import Counts, Moment, render_metrics
-from coordinator.status.peer_series import MAX_SERIES, OTHERS, peer_series
+from coordinator.status.metrics.metrics_text import render_metrics
+from coordinator.status.metrics.moment import Counts, Moment
+from coordinator.status.metrics.peer_series import MAX_SERIES, OTHERS, peer_series
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId

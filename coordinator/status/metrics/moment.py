@@ -1,0 +1,76 @@
+"""One snapshot of the run and of the host, from which metrics are read, and the form of a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from averaging.network.seams.interfaces import BulkCount, ControlCount
+from averaging.storage.disk_room import DiskRoom
+from coordinator.energy.run_energy import NO_ENERGY, EnergySums
+from coordinator.helper.reach_core import Reach
+from coordinator.ledger.run_memory import RunPast
+from coordinator.progress.run_view import NO_PAST, RunPicture
+from coordinator.push.push_core import PushState
+from coordinator.scores.score_core import TaskCurve
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters of the process since its start.
+
+    Attributes:
+        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed. control_bytes_up, ..: payload bytes that
+            the coordinator's own network carried.
+    """
+
+    calls: tuple[tuple[str, str, int], ...] = ()
+    control_bytes_up: int = 0
+    control_bytes_down: int = 0
+    bulk_bytes_up: int = 0
+    bulk_bytes_down: int = 0
+    bulk: tuple[BulkCount, ...] = ()
+    control: tuple[ControlCount, ...] = ()
+
+
+NO_REACH: Final = Reach()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One snapshot: the picture, the counters, the time (monotonic, s), the free space on the host's disk, None if unknown, the past,
+    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the tasks. `push`: of
+    checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
+    """
+
+    picture: RunPicture
+    counts: Counts
+    now_s: float
+    disk: DiskRoom | None = None
+    trouble: str = ""
+    past: RunPast = NO_PAST
+    reach: Reach = NO_REACH
+    scores: Sequence[TaskCurve] = ()
+    push: PushState | None = None
+    energy: EnergySums = NO_ENERGY
+    leaders: Sequence[Mapping[str, object]] = ()
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorMetric:
+    """One row of the table: a metric's name, its meaning, and how to read it from a moment."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[Moment], Samples]
+    labels: tuple[str, ...] = ()
+
+
+def one(value: float | None) -> Samples:
+    """The only sample of a metric without labels; none where the value is not known."""
+    return () if value is None else (((), float(value)),)
