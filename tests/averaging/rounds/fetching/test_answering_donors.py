@@ -1,4 +1,4 @@
-"""Who is there is found out at once, in seconds."""
+"""Donors that are there are told from silent ones at once, in seconds."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _chain(seat: Seat) -> list[ChainLink]:
 
 
 def _waits(seat: Seat) -> list[str]:
-    """What it waited for, in sentences."""
+    """The sentences in which it told why it waits."""
     return [step.waiting for _, step in seat.steps if step.waiting]
 
 
