@@ -299,8 +299,8 @@ def main(arguments: Sequence[str]) -> int:
         options.weight,
     )
     if options.quick:
-        few = {"members": [10], "percents": [20], "codecs": ["int8"], "attacks": QUICK, "seeds": [0]}
-        plan = replace(plan, **few, num_steps=min(options.steps, 48))
+        strangers, weight = options.strangers, options.weight
+        plan = Plan([10], [20], ["int8"], QUICK, [0], min(options.steps, 48), strangers, weight)
     runs = Runs(options.runs or options.json.with_name(options.json.name + ".runs"))
     if options.count:
         num, num_left, cpu_s = left_s(plan, runs)
