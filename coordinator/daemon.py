@@ -249,7 +249,7 @@ async def _serve(host: HostDaemon, command: StartCommand, say: Say) -> None:
                     work.start_soon(keep_score_files, host.scores, host.tracker, checkpoints, run_id_hex, host.offload)
                     if pusher is not None:
                         work.start_soon(pusher.run)
-                    if door is not None and config.list_at:
+                    if door is not None and (config.list_at or config.announce_dht):
                         reach = InviteAddresses(addresses.grpc_addresses, network.addresses())
                         work.start_soon(listed, host, reach)
                     if config.helper:

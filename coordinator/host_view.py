@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import trio
+
 from averaging.data.shards import ShardCache
 from averaging.network.direct.direct import DirectOptions
 from averaging.network.direct.tls_identity import TlsCredential, credential_check
@@ -18,6 +20,7 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
 from averaging.notices.conditions import Condition
+from averaging.open_runs.card_directory import directory_addresses
 from averaging.storage.disk_room import DiskMeter
 from coordinator.admission.addresses import (
     HostAddresses,
@@ -34,7 +37,7 @@ from coordinator.admission.invites import (
     remember_reach,
 )
 from coordinator.admission.open_door import OpenDoor, door_rules, standing_rules
-from coordinator.admission.own_card import card_of, keep_listed
+from coordinator.admission.own_card import OwnCard, card_of, keep_in_directory, keep_listed
 from coordinator.admission.qr_code import qr_at_start
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
@@ -337,10 +340,16 @@ def trust_now(door: OpenDoor | None) -> Mapping[PeerId, PeerTrust]:
 
 
 async def listed(host: HostDaemon, reach: InviteAddresses) -> None:
-    """Keep the run's card at the list that the owner names, until cancelled."""
-    run, line = host.run, open_line(host.run, reach)
-    make = partial(card_of, run, host.tracker, line)
-    await keep_listed(make, host.held.identity, run.manifest.run_id, host.config.list_at, host.clock, host.offload)
+    """Keep the run's card at the list and in the directory that the owner names, until cancelled."""
+    config, run = host.config, host.run
+    card = OwnCard(
+        partial(card_of, run, host.tracker, open_line(run, reach)), host.held.identity, run.manifest.run_id, host.clock
+    )
+    async with trio.open_nursery() as nursery:
+        if config.list_at:
+            nursery.start_soon(keep_listed, card, config.list_at, host.offload)
+        if config.announce_dht:
+            nursery.start_soon(keep_in_directory, card, directory_addresses(config.announce_dht))
 
 
 def pusher_of(host: HostDaemon) -> Pusher | None:

@@ -11,6 +11,7 @@ import typer
 
 from averaging.host.flags import command_with_flags, flags_given
 from averaging.host.hints import with_folder
+from peer.finding.directory_command import add_directory_command
 from peer.finding.find_command import add_find_command
 from peer.forecast.plan_command import add_plan_command
 from peer.profile.profile_command import add_profile_command
@@ -50,6 +51,7 @@ def add_commands(app: typer.Typer, open_checkpoint: OpenCheckpoint, load_host: C
     cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
     app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
     add_find_command(app, _PANEL)
+    add_directory_command(app, _HOSTS)
     add_plan_command(app)
     add_profile_command(app)
 

@@ -1,1 +1,1 @@
-"""Lists of open runs: asking one for cards, and bringing it one's own."""
+"""Lists and directories of open runs: asking one for cards, and bringing it one's own."""

@@ -1,20 +1,26 @@
-"""The host's own card: made from the run as it is now, and brought to a list again and again."""
+"""The host's own card: made from the run as it is now, and brought to a list or a directory again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 import trio
 
+from averaging.open_runs.card_directory import CARD_TTL_S, CardRule, publish_card
 from averaging.open_runs.card_lists import post_card
+from averaging.open_runs.card_network import Now, visited_directory
+from protocol.errors import PotluckError
 from protocol.host.run_card import CARD_LIFE_S, MAX_ABOUT, RunCard, one_line, seal_card
+from protocol.identity.verifier import Ed25519Verifier
 from protocol.tables import short_count
 
 if TYPE_CHECKING:
-    from averaging.network.seams.interfaces import Clock, Offload
+    from averaging.network.seams.interfaces import Clock, Network, Offload
     from coordinator.progress.tracker import RunTracker
     from coordinator.run.run_files import RunFiles
     from protocol.identity.identity import Signer
@@ -27,6 +33,9 @@ EVERY_S: Final = CARD_LIFE_S / 3
 
 AGAIN_S: Final = 60.0
 """After a card that was not taken."""
+
+Visit: TypeAlias = "Callable[[Sequence[str], Now, CardRule], AbstractAsyncContextManager[Network]]"
+"""A way into a directory: (its nodes, the time, the rule of cards)."""
 
 
 def card_of(run: RunFiles, tracker: RunTracker, line: str) -> RunCard:
@@ -43,17 +52,49 @@ def card_of(run: RunFiles, tracker: RunTracker, line: str) -> RunCard:
     )
 
 
-async def keep_listed(
-    make: Callable[[], RunCard], host: Signer, run_id: RunId, url: str, clock: Clock, offload: Offload
-) -> None:
+@dataclass(frozen=True, slots=True)
+class OwnCard:
+    """The host's card, made anew each time: `make` gives its words, `host` signs it."""
+
+    make: Callable[[], RunCard]
+    host: Signer
+    run_id: RunId
+    clock: Clock
+
+    def sealed(self) -> bytes:
+        """The card as it is now. Raises as `seal_card`."""
+        return seal_card(self.host, self.run_id, self.make(), self.clock.unix_s())
+
+
+async def keep_listed(card: OwnCard, url: str, offload: Offload) -> None:
     """Bring the card to the list at `url`, until cancelled. A list that does not take it is told of once, and tried again."""
     is_told = False
     while True:
-        raw = seal_card(host, run_id, make(), clock.unix_s())
-        why = await offload.run(partial(post_card, url, raw))
+        why = await offload.run(partial(post_card, url, card.sealed()))
         if why and not is_told:
             _log.warning("run_not_listed", list=url, reason=why, again_in_s=AGAIN_S)
         elif not why:
             _log.info("run_listed", list=url)
         is_told = bool(why)
         await trio.sleep(AGAIN_S if why else EVERY_S)
+
+
+async def keep_in_directory(card: OwnCard, addresses: Sequence[str], visit: Visit = visited_directory) -> None:
+    """Publish the card in the directory that these nodes belong to, again and again, until cancelled. A directory that is away, or
+    does not take it, is told of once, and tried again.
+    """
+    is_told, named = False, ", ".join(addresses)
+    while True:
+        try:
+            async with visit(addresses, card.clock.unix_s, CardRule(Ed25519Verifier())) as network:
+                while await publish_card(network, card.sealed(), card.host.peer_id, card.clock.unix_s()):
+                    _log.info("run_announced", directory=named)
+                    is_told = False
+                    await trio.sleep(CARD_TTL_S / 3)
+            why = "no node of it took the card"
+        except PotluckError as error:
+            why = error.one_line()
+        if not is_told:
+            _log.warning("run_not_announced", directory=named, reason=why, again_in_s=AGAIN_S)
+        is_told = True
+        await trio.sleep(AGAIN_S)

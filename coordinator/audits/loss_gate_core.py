@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -27,9 +27,6 @@ from protocol.rounds.messages.record import MAX_REWINDS
 
 if TYPE_CHECKING:
     from coordinator.ledger.ledger import LossPoint
-
-    VoicesAt = Callable[[LossPoint], int | None]
-    """How many evaluators measured the commit of a point; None where that was before this process."""
 
 MOST_CHANGES: Final = 16
 """Changes that the noise is made of."""
@@ -150,21 +147,19 @@ def rise_in(measures: Iterable[Measure]) -> Rise | None:
 # --- what follows from a rise ---------------------------------------------------------------------------------------------------
 
 
-def measures_on(links: Sequence[ChainLink], points: Iterable[LossPoint], kind: str, voices: VoicesAt) -> list[Measure]:
+def measures_on(links: Sequence[ChainLink], points: Iterable[LossPoint], kind: str) -> list[Measure]:
     """The measured commits of the followed lineage, oldest first. A place of a curve tells neither of two commits with one number and
     as many tokens from the other; the newer point is that of the lineage that is followed.
 
     Args:
         links: its newest commits, oldest first.
-        voices: how many evaluators measured the commit of a point; None where that was before this process.
     """
     found = {(point.index, point.tokens): point for point in points if point.kind == kind}
     measures: list[Measure] = []
     for link in links:
         point = found.get((link.index, link.total_tokens))
         if point is not None:
-            number = voices(point)
-            is_agreed = number is None or number >= min(FEWEST_VOICES, len(link.roster))
+            is_agreed = point.voices >= min(FEWEST_VOICES, len(link.roster))
             measures.append(Measure(link.index, point.nats, is_agreed))
     return measures[-MOST_MEASURES:]
 

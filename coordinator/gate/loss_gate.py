@@ -111,8 +111,7 @@ class LossGate:
     def _facts(self, chain: ChainLog, now_s: float) -> GateFacts:
         links, curves = chain.lineage(MOST_MEASURES), self._tracker.curves
         live = self._tracker.live_peers()
-        voices = curves.voices(chain.tree, chain.head, live)
-        measures = measures_on(links, curves.points, WHOLE, voices)
+        measures = measures_on(links, curves.points, WHOLE)
         number = self._number = max(self._number, newest_number(chain))
         unix_s, still_s = self._clock.unix_s(), now_s - self._came_s
         return GateFacts(links, measures, self._hold, number, unix_s, still_s, is_back(chain, number), live)

@@ -53,13 +53,17 @@ class CommitRow:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """One point of a loss curve in nats per byte; `kind` is "heldout", "prose" or "train"."""
+    """One point of a loss curve in nats per byte; `kind` is "heldout", "prose" or "train".
+
+    `voices`: the evaluators of whose values it is the median; 0 where they are not counted, as in older files.
+    """
 
     kind: str
     index: int
     tokens: int
     nats: float
     peer: PeerId
+    voices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +325,8 @@ class Ledger:
                 [(r.commit, r.unit, r.parent, r.index, r.certificate, r.seen_unix_s) for r in commits],
             )
             db.executemany(
-                "INSERT OR IGNORE INTO loss_points VALUES (?, ?, ?, ?, ?)",
-                [(p.kind, p.index, p.tokens, p.nats, p.peer) for p in points],
+                "INSERT OR IGNORE INTO loss_points VALUES (?, ?, ?, ?, ?, ?)",
+                [(p.kind, p.index, p.tokens, p.nats, p.peer, p.voices) for p in points],
             )
 
     def commits(self, unit: UnitName, parent: CommitId | None = None) -> Sequence[CommitRow]:
@@ -339,8 +343,10 @@ class Ledger:
     def loss_points(self) -> Sequence[LossPoint]:
         """All points, by tokens."""
         return [
-            LossPoint(str(kind), _int(index), _int(tokens), float(str(nats)), PeerId(str(peer)))
-            for kind, index, tokens, nats, peer in self.rows("SELECT * FROM loss_points ORDER BY kind, tokens, peer")
+            LossPoint(str(kind), _int(index), _int(tokens), float(str(nats)), PeerId(str(peer)), _int(voices))
+            for kind, index, tokens, nats, peer, voices in self.rows(
+                "SELECT * FROM loss_points ORDER BY kind, tokens, peer"
+            )
         ]
 
     def add_checkpoint(self, row: CheckpointRow) -> None:

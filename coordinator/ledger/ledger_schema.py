@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -69,5 +69,6 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         auditor TEXT NOT NULL, contributor TEXT NOT NULL, commit_id BLOB NOT NULL, gap_ppm INTEGER NOT NULL,
         length_permille INTEGER NOT NULL, unix_s INTEGER NOT NULL, PRIMARY KEY (auditor, contributor, commit_id)) STRICT;
     """,
+    "ALTER TABLE loss_points ADD COLUMN voices INTEGER NOT NULL DEFAULT 0",
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

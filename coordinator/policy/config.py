@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from averaging.host.settings import DaemonSettings, HostName, ListenHost, NotifyUrl, Port, sources_of
 from averaging.network.seams.host_names import ANY_HOST
+from averaging.open_runs.card_directory import unfit_directory
 from averaging.open_runs.card_lists import unfit_list_url
 from averaging.system.usual_folders import state_root
 
@@ -19,6 +20,15 @@ def _check_list_url(text: str) -> str:
         raise PydanticCustomError("list_url", "{expected}", {"expected": expected})
     return text
 
+
+def _check_directory(text: str) -> str:
+    if expected := unfit_directory(text) if text else "":
+        raise PydanticCustomError("directory", "{expected}", {"expected": expected})
+    return text
+
+
+DirectoryAddresses = Annotated[str, AfterValidator(_check_directory)]
+"""Addresses of nodes of a public directory of open runs; empty for none."""
 
 ListUrl = Annotated[str, AfterValidator(_check_list_url)]
 """The address of a list of open runs; empty for none."""
@@ -80,6 +90,11 @@ class HostConfig(DaemonSettings):
 
     list_at: ListUrl = ""
     """Address of a list of open runs to which this host brings its card: name, size, progress and the open line. Nowhere if not given.
+    """
+
+    announce_dht: DirectoryAddresses = ""
+    """Addresses of nodes of a public directory, with commas between them, as `potluck directory` prints them. This host publishes its
+    card there every few minutes, in a network of its own beside that of the run. Nowhere if not given.
     """
 
     keep_list: bool = False

@@ -236,19 +236,13 @@ def settled_by_many(values: Sequence[Measured], shown: Mapping[Place, LossPoint]
     for place, by_peer in voices_of(values, lineage).items():
         first = min(by_peer.values(), key=lambda value: len(value.ahead))
         nats = statistics.median_low(value.nats for value in by_peer.values())
-        point = LossPoint(first.kind, first.link.index, first.link.total_tokens, nats, first.peer)
+        point = LossPoint(first.kind, first.link.index, first.link.total_tokens, nats, first.peer, len(by_peer))
         standing = shown.get(place)
-        if standing == point:
-            continue
+        if standing is not None and (standing == point or standing.voices > point.voices):
+            continue  # an earlier process of the host may have heard more evaluators than tell it again
         added.append(point)
         if standing is not None:
             replaced.append(standing)
     oldest = lineage.head_index - WAITS_FOR_COMMITS
     newest = {(value.kind, value.link.commit, value.peer): value for value in values if value.link.index > oldest}
     return Settled(tuple(added), tuple(replaced), _bounded(tuple(newest.values())))
-
-
-def num_voices(voices: Voices, point: LossPoint) -> int | None:
-    """How many evaluators measured the commit of a point; None if this process has none of their values."""
-    found = voices.get(place_of(point))
-    return len(found) if found is not None else None

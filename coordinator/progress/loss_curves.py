@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 
@@ -19,11 +18,9 @@ from coordinator.progress.heldout_core import (
     Settled,
     Turns,
     heard_of,
-    num_voices,
     place_of,
     settled,
     settled_by_many,
-    voices_of,
 )
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
@@ -101,10 +98,6 @@ class LossCurves:
             return settled_by_many(values, shown, _newest(tree, head, live))
         followed = {tree.root, *(node.link.commit for node in tree.path(tree.root, head.commit) or ())}
         return settled(values, shown, Lineage(followed, head.index, live), self._shares)
-
-    def voices(self, tree: CommitTree, head: ChainLink, live: Collection[PeerId]) -> Callable[[LossPoint], int | None]:
-        """How many evaluators measured the commit of a point, while `head` is followed."""
-        return partial(num_voices, voices_of(self._waiting, _newest(tree, head, live)))
 
     def taken_back(self, head: ChainLink) -> Settled:
         """The points without those of rounds that a rewind takes back; all of them for another head. Changes nothing."""

@@ -1,4 +1,4 @@
-"""`potluck find`: the open runs of a list, with the line that joins each."""
+"""`potluck find`: the open runs of a list or a directory, with the line that joins each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from protocol.host.run_card import SignedCard
 
 SHOWN: Final = 64
-"""Runs that are shown of a list."""
+"""Runs that are shown."""
 
 WARNING: Final = (
     "hosts wrote this themselves, and nobody checked it; potluck join LINE --dry-run says what a run would take"
@@ -25,38 +25,74 @@ WARNING: Final = (
 
 def add_find_command(app: typer.Typer, panel: str) -> None:
     """Add `potluck find` to the command line."""
-    finding = ("potluck find http://runs.example.org:8080", "potluck find http://runs.example.org:8080 --json")
+    finding = (
+        "potluck find http://runs.example.org:8080",
+        "potluck find /ip4/192.0.2.1/tcp/4700/p2p/12D3KooW... --json",
+    )
     app.command("find", rich_help_panel=panel, epilog=examples(*finding))(find)
 
 
 def find(
     where: Annotated[
-        str, typer.Argument(metavar="URL", help="The address of a list, as a host with --keep-list has it.")
+        str,
+        typer.Argument(
+            metavar="URL|ADDRESS",
+            help="A list, by its web address; or a directory, by addresses of its nodes with commas between them.",
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the cards as JSON.")] = False,
 ) -> None:
-    """List open runs: their names, sizes, progress, and the line to join each. No account, no invite."""
+    """List open runs: their names, sizes, progress, and the line to join each. No account, no invite.
+
+    A host with --keep-list has a list. `potluck directory` runs a node of a directory.
+    """
+    cards, num_out = found_cards(where)
+    if as_json:
+        typer.echo(json.dumps([{**asdict(each.card), "host": each.host} for each in cards]))
+        return
+    typer.echo("\n".join(card_lines(cards, num_out)))
+
+
+def found_cards(where: str) -> tuple[list[SignedCard], int]:
+    """The cards at a list or in a directory, and how many more were left out. Blocks.
+
+    Raises:
+        UsageError: neither a web address nor addresses of nodes.
+        UnreachableError, RemoteProtocolError, MachineError: nobody answers, or what answers is none.
+    """
+    from averaging.open_runs.card_directory import unfit_directory
     from averaging.open_runs.card_lists import get_cards, unfit_list_url
     from protocol.errors import UsageError
     from protocol.host.run_card import good_cards
     from protocol.identity.verifier import Ed25519Verifier
 
-    if expected := unfit_list_url(where):
-        raise UsageError("an address that is no list of runs", expected, "see: potluck find --help")
-    cards = good_cards(get_cards(where), verifier=Ed25519Verifier(), now_unix_s=time.time())[:SHOWN]
-    if as_json:
-        typer.echo(json.dumps([{**asdict(each.card), "host": each.host} for each in cards]))
-        return
-    typer.echo("\n".join(card_lines(cards)))
+    is_directory = where.startswith("/")
+    if expected := unfit_directory(where) if is_directory else unfit_list_url(where):
+        kind = "directory" if is_directory else "list"
+        raise UsageError(f"an address that is no {kind} of runs", expected, "see: potluck find --help")
+    raw, num_out = _in_directory(where) if is_directory else (get_cards(where), 0)
+    cards = good_cards(raw, verifier=Ed25519Verifier(), now_unix_s=time.time())
+    return cards[:SHOWN], num_out + len(raw) - len(cards[:SHOWN])
 
 
-def card_lines(cards: Sequence[SignedCard]) -> list[str]:
-    """The runs for people, three lines each."""
+def _in_directory(where: str) -> tuple[list[bytes], int]:
+    from functools import partial
+
+    from averaging.open_runs.card_directory import directory_addresses
+    from averaging.open_runs.card_network import cards_there
+    from averaging.trio_errors import run_single_error
+
+    return run_single_error(partial(cards_there, directory_addresses(where), time.time))
+
+
+def card_lines(cards: Sequence[SignedCard], num_out: int = 0) -> list[str]:
+    """The runs for people, three lines each, and how many cards are not among them."""
     from protocol.identity.names import peer_name
     from protocol.tables import several
 
+    left_out = f"{several(num_out, 'card')} left out: false, too old, replaced by a newer one, or too many"
     if not cards:
-        return ["no open run is listed there now"]
+        return ["no open run is listed there now", *([left_out] if num_out else [])]
     lines = []
     for each in cards:
         card = each.card
@@ -64,4 +100,4 @@ def card_lines(cards: Sequence[SignedCard]) -> list[str]:
         lines.append(f"{card.name}: {card.model}, {several(card.num_peers, 'peer')}, {share}% trained")
         lines.append(f"  {card.about or 'no words about it'} (host {peer_name(each.host)})")
         lines.append(f"  potluck join {card.line}")
-    return [*lines, "", WARNING]
+    return [*lines, *([left_out] if num_out else []), "", WARNING]

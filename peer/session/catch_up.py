@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Network
+from averaging.rounds.fetching.answering_donors import Donors, answering
 from averaging.rounds.fetching.download import MAX_DONORS, OnProgress, download_state, download_tools
 from averaging.rounds.fetching.fellows import Others, nobody
 from averaging.rounds.fetching.milestone_asking import ask_milestones
@@ -45,6 +46,10 @@ COMMITS_AT_MOST_S: Final = 1800.0
 
 STATE_WITHIN_S: Final = 24 * 3600.0
 """Time for a state. A large one takes long over a home line; each request of the download has its own deadlines."""
+
+
+MOST_LISTS: Final = 4
+"""Times that more donors are asked because none of the last ones answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +96,42 @@ async def catch_up_by_snapshot(
     round whose commits were received and verified, 0 without any.
 
     Commits are fetched from up to MAX_DONORS donors, one after another. The state then comes from all of them in parallel, except
-    those that sent invalid commits, and from `others` that fetch it as we do. If no donor can help, nothing changes. `on_failure`
-    gets a sentence for each that could not.
+    those that sent invalid commits, and from `others` that fetch it as we do. Donors that do not answer come last. If none answers,
+    `others` lists who is there now, for more of them. If no donor can help, nothing changes. `on_failure` gets a sentence for each
+    that could not.
     """
-    trusted = list(dict.fromkeys(donors))[:MAX_DONORS]
+    here = await _who_answers(network, chain, list(dict.fromkeys(donors)), others)
+    return await _catch_up_from(network, chain, here, on_progress, on_failure, others)
+
+
+async def _who_answers(network: Network, chain: UnitChain, donors: Sequence[PeerId], others: Others) -> Donors:
+    """The first of these donors that answer, or of those that `others` lists where none does. Silent ones may only be slow."""
+    silent: list[PeerId] = []
+    for _ in range(MOST_LISTS):
+        here = await answering(network, chain.tools.unit, donors[:MAX_DONORS])
+        silent += here.silent
+        if here.there:
+            return Donors(here.there, tuple(silent[:MAX_DONORS]))
+        donors = [peer for peer in (*donors, *await others()) if peer not in silent]
+        if not donors:
+            break
+    return Donors((), tuple(silent[:MAX_DONORS]))
+
+
+async def _catch_up_from(
+    network: Network,
+    chain: UnitChain,
+    donors: Donors,
+    on_progress: OnProgress,
+    on_failure: Callable[[str], None],
+    others: Others,
+) -> int:
+    """Ask these donors until one has brought commits, and all of them for the state. Returns as `catch_up_by_snapshot`."""
+    trusted = list(donors.there or donors.silent)
     if not chain.head.index:
-        await ask_milestones(network, chain, trusted)
+        await ask_milestones(network, chain, donors.in_order)
     best = BestLineage(chain, await own_lineage(chain))
-    for donor in tuple(trusted):
+    for donor in donors.in_order:
         try:
             await best.ask(network, donor)
             lineage = best.lineage
@@ -113,7 +146,7 @@ async def catch_up_by_snapshot(
             if len(lineage.links) > 1:
                 break
         except RemoteProtocolError as error:
-            trusted.remove(donor)
+            trusted = [peer for peer in trusted if peer != donor]
             log.warning("not_caught_up", donor=peer_name(donor), reason=str(error))
             on_failure(f"{peer_name(donor)} cannot help: {error.found}")
         except (PotluckError, trio.TooSlowError) as error:

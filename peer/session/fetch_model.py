@@ -28,6 +28,7 @@ from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.network.seams.clocks import SystemClock
 from averaging.network.seams.interfaces import Network
 from averaging.network.seams.offload import ThreadOffload
+from averaging.rounds.fetching.answering_donors import answering
 from averaging.rounds.fetching.download import MAX_DONORS, download_state, download_tools
 from averaging.rounds.fetching.milestone_asking import ask_milestones
 from averaging.rounds.lineage.past.held_milestones import HeldMilestones
@@ -297,10 +298,11 @@ def _roots(links: Sequence[ChainLink], host_roots: Mapping[CommitId, Root]) -> d
 
 async def _lineage(run: _Run, chain: UnitChain) -> Sequence[ChainLink]:
     """The longest verified lineage that a donor shows."""
-    await ask_milestones(run.network, chain, run.donors[-MAX_DONORS:])
+    here = await answering(run.network, chain.tools.unit, run.donors[-MAX_DONORS:])  # the host is the last one
+    await ask_milestones(run.network, chain, here.in_order)
     best = BestLineage(chain, await own_lineage(chain))
     reasons = []
-    for donor in run.donors[-MAX_DONORS:]:  # the host is the last one
+    for donor in here.there or here.silent:
         try:
             await best.ask(run.network, donor)
         except PotluckError as error:

@@ -39,7 +39,7 @@ from protocol.grids import grid_g_per_kwh
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import CommitTree
+from protocol.rounds.lineage.lineage import CommitTree, goes_on
 from protocol.rounds.lineage.round_row import coverage, disagreed_in, lost_share
 from protocol.tables import duration
 
@@ -348,9 +348,7 @@ class StatusBoard:
     def _is_behind(self, link: ChainLink) -> bool:
         """Whether commits on top of this one were known when it was applied."""
         tree = self.known_commits()
-        if tree is None:
-            return False
-        return tree.nodes[tree.tip].link.index > link.index and tree.path(link.commit, tree.tip) is not None
+        return tree is not None and goes_on(tree, link.commit)
 
     def _traffic(self) -> TrafficCount | None:
         return self.network.traffic() if self.network is not None else None

@@ -142,8 +142,9 @@ def missed_while_idle(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     if state.open.proposal is not None or not is_large(state):
         return ()
     named: dict[PeerId, None] = {}
-    for reporter in state.peers.values():
-        if not reporter.silent or now_s - reporter.reported_at_s > REPORT_VALID_S:
+    reporters = [view for view in state.peers.values() if view.silent]  # few, of all that are there
+    for reporter in reporters:
+        if now_s - reporter.reported_at_s > REPORT_VALID_S:
             continue
         for peer in reporter.silent[:MOST_TOLD]:
             view = state.peers.get(peer)

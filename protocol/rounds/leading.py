@@ -2,7 +2,7 @@
 
 Every function takes the state and returns a `RoundStep`; machine.py calls them. The leader's further work is in attempt.py.
 
-Rules: R5, R6, R13, R16, R18 (protocol/rounds/RULES.md).
+Rules: R5, R6, R13, R16, R18, R28 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from protocol.ids import PeerId, short
 from protocol.rounds import attempt
 from protocol.rounds.bad_results import names_useless
 from protocol.rounds.ballot_proofs import Acked, highest_first, may_be_decided
+from protocol.rounds.lineage.lineage import is_taken_back
 from protocol.rounds.lineage.quorum import is_quorum, opener_order
+from protocol.rounds.lineage.rewind import counted_only
 from protocol.rounds.messages.messages import (
     AckedRecord,
     PreVote,
@@ -134,11 +136,22 @@ def _why_no_attempt(state: RoundState, now_s: float) -> str:
         return "we are leaving"
     if not standing_of(state, state.config.me.peer).may_vote:
         return "we lead none: the host made us no keeper"
-    return (
+    return _why_set_back(state, now_s) or (
         "our next attempt waits: the last one ended, or another one came first"
         if now_s < state.open.quiet_until_s
         else ""
     )
+
+
+def _why_set_back(state: RoundState, now_s: float) -> str:
+    """Why nobody would ack our record near a rewind (R28): it stands on a base that is taken back, or counts us. Else empty."""
+    allowed = counted_only(state.tree.behind(state.link.commit))
+    if state.switching is not None and is_taken_back(state.tree, state.switching.target, state.link.commit):
+        return "we lead none: the host took our rounds back, and the run's own are being fetched"
+    if allowed is None or state.config.me.peer in allowed:
+        return ""
+    are_all_gone = may_be_lone(state, now_s) and allowed.isdisjoint(view.peer for view in caught_up(state, now_s))
+    return "" if are_all_gone else "we lead none: the host took rounds back, and the next ones do not count us"
 
 
 def _why_not_open(state: RoundState, first: Ballot, late: PeerId | None, now_s: float) -> str:

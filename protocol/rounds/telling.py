@@ -32,7 +32,7 @@ from protocol.rounds.queries import (
 )
 from protocol.rounds.schedule.asking_order import asking_order
 from protocol.rounds.schedule.telling_tree import TREE_FROM, draw, told_by
-from protocol.rounds.state import PeerView, RoundState
+from protocol.rounds.state import RoundState
 
 NUM_SUCCESSORS: Final = 2
 """Peers that a member tells its new head by heartbeat (R15)."""
@@ -220,28 +220,25 @@ def until_due_s(state: RoundState, now_s: float) -> float:
     """Seconds until the round is expected to be due; infinite where nothing brings it about."""
     if state.run_tokens >= state.config.total_tokens:
         return math.inf
-    views = caught_up(state, now_s)
-    own = float(state.tokens_ready) if state.can_contribute else 0.0
-    known = own + sum(ready_at(view) for view in views)
-    if not known:
+    own, since_s = float(state.tokens_ready) if state.can_contribute else 0.0, state.committed_at_s
+    num_here, known, ready, speeds = 1, 0.0, 0.0, 0.0
+    for view in caught_up(state, now_s):  # one pass: every peer asks this at every tick, of all others
+        tokens, heard_s = ready_at(view), view.heard_at_s
+        speed = _speed(tokens, heard_s - since_s)
+        num_here, known, speeds = num_here + 1, known + tokens, speeds + speed
+        ready += tokens + speed * max(0.0, now_s - heard_s)
+    if not own + known:
         return math.inf
-    since_s = state.committed_at_s
     clock_s = since_s + due_within_s(state) - now_s
     due_at = due_at_tokens(state)
     own_speed = _speed(own, now_s - since_s)
-    reports = [(float(ready_at(view)), _speed(ready_at(view), view.heard_at_s - since_s), view) for view in views]
-    ready = own + sum(tokens + speed * _age_s(view, now_s) for tokens, speed, view in reports)
-    all_s = _until_s(due_at - ready, own_speed + sum(speed for _, speed, _ in reports))
-    share_s = _until_s(due_at / (1 + len(views)) - own, own_speed)
+    all_s = _until_s(due_at - own - ready, own_speed + speeds)
+    share_s = _until_s(due_at / num_here - own, own_speed)
     return max(0.0, min(clock_s, all_s, share_s))
 
 
 def _speed(tokens: float, seconds: float) -> float:
     return tokens / max(LEAST_SINCE_S, seconds)
-
-
-def _age_s(view: PeerView, now_s: float) -> float:
-    return max(0.0, now_s - view.heard_at_s)
 
 
 def _until_s(tokens: float, tokens_per_s: float) -> float:

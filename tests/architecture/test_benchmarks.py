@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -25,7 +26,10 @@ from tests.benchmarks.allreduce_marks import Marks
 from tests.benchmarks.allreduce_plan import FULL, FULL_KILLS, KILLED_AT, QUICK_KILLS, Plan, expected_s
 from tests.benchmarks.allreduce_rows import Measured, Setting, _idle_rows, _time_rows
 from tests.benchmarks.attack_training import ATTACKS, HONEST, Sight
+from tests.benchmarks.attacks import Plan as AttackPlan
+from tests.benchmarks.attacks import main as attacks_main
 from tests.benchmarks.attacks import tokens_over
+from tests.benchmarks.convergence import Runs
 from tests.benchmarks.results import Row, at_most, write_rows
 
 
@@ -294,6 +298,47 @@ def test_tokens_under_attack_are_those_of_the_honest_alone_until_they_had_its_la
     losses: list[float], times: float
 ) -> None:
     assert tokens_over(losses, [4.0, 3.0, 2.0]) == pytest.approx(times)
+
+
+def test_attackers_that_are_strangers_or_claim_more_are_trainings_of_their_own_and_the_honest_ones_are_the_same() -> (
+    None
+):
+    plain = AttackPlan([10, 20], [10, 20, 30], ["int8", "topk"], list(ATTACKS), range(3), 320)
+    strangers = replace(plain, are_strangers=True, weight=1000)
+    keys, others = ({trial.key for trial in plan.trials()} for plan in (plain, strangers))
+    assert keys & others == {trial.key for trial in plain.trials() if not trial.attack.num}
+    num_honest, num_attacked = 2 * 3 * (2 + 3) * 2, 2 * 3 * 3 * (12 + 2) * 2
+    assert (len(keys), len(keys | others)) == (num_honest + num_attacked, num_honest + 2 * num_attacked)
+
+
+def test_the_count_of_a_benchmark_of_attacks_takes_what_is_in_the_file_from_it_and_trains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    arguments = [
+        "--json",
+        str(file),
+        "--members",
+        "10",
+        "--percents",
+        "20",
+        "--codecs",
+        "int8",
+        "--seeds",
+        "1",
+        "--count",
+    ]
+    assert attacks_main(arguments) == 0
+    assert "17 of 17 trainings are left" in capsys.readouterr().out
+    plan = AttackPlan([10], [20], ["int8"], list(ATTACKS), range(1), 320)
+    runs = Runs(tmp_path / "rows.jsonl.runs")
+    first = next(plan.trials())
+    assert first.trial.regime.num_peers == 8
+    runs.add(first, {"loss": 2.5, "cpu_s": 8 * 320 * 0.5})
+    assert attacks_main(arguments) == 0
+    assert "16 of 17 trainings are left: about 7.1 h" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        attacks_main([*arguments, "--percents", "15"])
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -8,8 +8,12 @@ Loss is over that of the honest peers alone, with the same seed. Tokens are thos
 which the attacked run ends: the whole training over their share of it. The same attacks against the plain mean stand beside some rows;
 where that loses nothing, the attack is none.
 
-Every training that is finished is a line of the file of runs, and is not trained again. `--quick` trains a part of the steps and four
-attacks: it shows that all of it works, and its figures mean little.
+`--strangers` has the attackers come by the open door, beside keepers: their weight is bounded. `--weight` is how many times an honest
+peer's tokens each attacker claims.
+
+Every training that is finished is a line of the file of runs, and is not trained again: the same command goes on where it was ended.
+`--count` tells how many are left, and how long they take by those in the file. `--quick` trains a part of the steps and four attacks:
+it shows that all of it works, and its figures mean little.
 """
 
 from __future__ import annotations
@@ -56,6 +60,9 @@ MOST_WITHOUT: Final = 1.003
 """The most loss over that of the plain mean where nobody attacks."""
 
 QUICK: Final = (HONEST, "-100x", "against the mean", "uphill, 0.35 along")
+USUAL_STEP_S: Final = 0.0075
+"""Processor seconds of one peer's local step with its part of a round, on one core of a server."""
+
 PLAIN_TOO: Final = (HONEST, "-100x", "against the mean")
 """Attacks that are tried against the plain mean, too."""
 
@@ -70,6 +77,8 @@ class Plan:
     attacks: Sequence[str]
     seeds: Sequence[int]
     num_steps: int
+    are_strangers: bool = False
+    weight: int = 1
 
     def trial(self, num_peers: int, codec: str, attack: Attack, robust: str, seed: int) -> AttackTrial:
         """One of them."""
@@ -83,8 +92,16 @@ class Plan:
 
     def attacked(self, num_members: int, percent: int, codec: str, name: str, robust: str, seed: int) -> AttackTrial:
         """Some of the members attack; with HONEST none of them."""
-        num = 0 if name == HONEST else num_attackers(num_members, percent)
-        return self.trial(num_members, codec, Attack(name, num), robust, seed)
+        if name == HONEST:
+            return self.trial(num_members, codec, Attack(name, 0), robust, seed)
+        attack = Attack(name, num_attackers(num_members, percent), self.weight, self.are_strangers)
+        return self.trial(num_members, codec, attack, robust, seed)
+
+    @property
+    def words(self) -> str:
+        """How the attackers stand, for the names of rows; empty where they are like others."""
+        strangers = ", strangers" if self.are_strangers else ""
+        return f"{strangers}, {self.weight} times the tokens" if self.weight != 1 else strangers
 
     def trials(self) -> Iterator[AttackTrial]:
         """All of them, some more than once; the most telling ones first."""
@@ -160,7 +177,7 @@ class Table:
                 if loss is not None and loss_alone is not None:
                     losses[robust].append(loss / loss_alone)
                     tokens[robust].append(tokens_over(self._numbers(trial, "losses"), self._numbers(alone, "losses")))
-        what = f"{num_members} members, {percent}% attack, {codec}, {name}"
+        what = f"{num_members} members, {percent}% attack, {codec}{self.plan.words}, {name}"
         most_loss, most_tokens = MOST[percent]
         return [
             *self._row(f"{what}: loss over the honest alone", losses[RULE], losses[PLAIN], most_loss, codec),
@@ -215,8 +232,35 @@ def train_all(plan: Plan, runs: Runs) -> None:
         print(f"{name}: {outcome['loss']:.4f} nats/byte, {outcome['cpu_s']:.0f} CPU s", flush=True)
 
 
+def left_s(plan: Plan, runs: Runs) -> tuple[int, int, float]:
+    """The trainings of a plan, those that are not in the file, and the processor seconds that these take: by the typical time of one
+    peer and step of those in the file, else by USUAL_STEP_S.
+    """
+    planned = {trial.key: trial for trial in plan.trials()}
+    spent = [
+        float(str(cpu_s)) / steps_of(trial)
+        for trial in planned.values()
+        if (cpu_s := runs.figure(trial, "cpu_s")) is not None
+    ]
+    left = [trial for trial in planned.values() if runs.loss(trial) is None]
+    step_s = statistics.median(spent) if spent else USUAL_STEP_S
+    return len(planned), len(left), step_s * sum(map(steps_of, left))
+
+
+def steps_of(trial: AttackTrial) -> int:
+    """Local steps of all peers together."""
+    return trial.trial.regime.num_peers * trial.trial.regime.num_steps
+
+
 def _names(text: str, known: Sequence[str]) -> list[str]:
     return [name for name in known if not text or any(part in name for part in text.split("|"))]
+
+
+def _percents(text: str) -> list[int]:
+    found = [int(number) for number in text.split(",")]
+    if unknown := [number for number in found if number not in MOST]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]} has no aim; expected some of {sorted(MOST)}")
+    return found
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -225,11 +269,18 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, help="where finished trainings are kept; FILE.runs without it")
     parser.add_argument("--quick", action="store_true", help="a part of the steps, four attacks, one seed")
     parser.add_argument("--members", default="10,20", help="numbers of members, by commas")
-    parser.add_argument("--percents", default="10,20,30", help="of them that attack, by commas")
+    parser.add_argument(
+        "--percents", default="10,20,30", type=_percents, help="of them that attack, by commas: 10, 20, 30"
+    )
     parser.add_argument("--codecs", default="", help="codecs that have one of these in their name, by |")
     parser.add_argument("--attacks", default="", help="attacks that have one of these in their name, by |")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--steps", type=int, default=320, help="local steps of each peer")
+    parser.add_argument("--strangers", action="store_true", help="the attackers are strangers, and all others keepers")
+    parser.add_argument("--weight", type=int, default=1, help="times an honest peer's tokens that an attacker claims")
+    parser.add_argument(
+        "--count", action="store_true", help="tell what is left and how long it takes, and train nothing"
+    )
     return parser.parse_args(arguments)
 
 
@@ -239,15 +290,22 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     plan = Plan(
         [int(number) for number in options.members.split(",")],
-        [int(number) for number in options.percents.split(",")],
+        options.percents,
         _names(options.codecs, list(WAYS)),
         _names(options.attacks, list(ATTACKS)),
         range(options.seeds),
         options.steps,
+        options.strangers,
+        options.weight,
     )
     if options.quick:
-        plan = Plan([10], [20], ["int8"], QUICK, [0], min(options.steps, 48))
+        strangers, weight = options.strangers, options.weight
+        plan = Plan([10], [20], ["int8"], QUICK, [0], min(options.steps, 48), strangers, weight)
     runs = Runs(options.runs or options.json.with_name(options.json.name + ".runs"))
+    if options.count:
+        num, num_left, cpu_s = left_s(plan, runs)
+        print(f"{num_left} of {num} trainings are left: about {cpu_s / 3600:.1f} h of one core")
+        return 0
     train_all(plan, runs)
     rows = Table(plan, runs).rows()
     write_rows(rows, options.json)

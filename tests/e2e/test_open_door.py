@@ -48,8 +48,12 @@ def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_p
     port = free_port()
     own_list = f"http://127.0.0.1:{port}"
     listing = ("--http-port", str(port), "--keep-list", "--list-at", own_list)
-    hosting = ("host", str(tmp_path / "run.toml"), "--open", *listing, "--state-dir", str(state), *LOOPBACK)
+    node = ("directory", "--port", "0", "--listen-host", "127.0.0.1", "--state-dir", str(tmp_path / "directory"))
     with ExitStack() as stack:
+        directory = stack.enter_context(running_potluck(tmp_path, "directory", *node, forked=forked))
+        address = directory.wait_for(r"directory (/\S+)\n")
+        listing = (*listing, "--announce-dht", address)
+        hosting = ("host", str(tmp_path / "run.toml"), "--open", *listing, "--state-dir", str(state), *LOOPBACK)
         host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked))
         published, invite = host.wait_for(r"(potluck2:\S+)\n"), host.wait_for(r"(potluck1:\S+)\n")
         named = {"stranger": ("--name", "a <b>guest</b>")}
@@ -75,8 +79,10 @@ def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_p
             for name, line in lines.items()
         ]
         host.wait_for("run_listed")
-        found = forked.run("find", own_list, cwd=ROOT, environment=environment())
-        assert f"potluck join {published}" in found.stdout, found.stdout + found.stderr
+        host.wait_for("run_announced")
+        for where in (own_list, address):
+            found = forked.run("find", where, cwd=ROOT, environment=environment())
+            assert f"potluck join {published}" in found.stdout, found.stdout + found.stderr
         for peer in peers:
             assert peer.exit_code() == 0, peer.said()
         with urllib.request.urlopen(f"{own_list}/api/status", timeout=30) as reply:

@@ -14,7 +14,7 @@ from protocol.rounds.lineage.record_rules import SignatureCheck, record_problem,
 from protocol.rounds.lineage.rule_numbers import BOUNDED_STRANGERS, CAP_FACTOR, NEW_RUNS, is_open, rules_with
 from protocol.rounds.lineage.stranger_weights import recorded_weights
 from protocol.rounds.messages.bounds import MAX_TOKENS
-from protocol.rounds.messages.messages import PreVote, PreVoteRequest, Promise
+from protocol.rounds.messages.messages import PreVote, PreVoteRequest, Promise, Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot, CommitRecord, Omission, OmissionCode
 from protocol.rounds.schedule.proposal import Voters, make_record
 from tests.protocol.rounds.made_commits import proposal_on, results_of
@@ -262,9 +262,44 @@ def test_a_slice_of_strangers_alone_goes_into_no_record() -> None:
     record = _with_claims(table, is_told=True)
     gone = tuple(Omission(peer, "", OmissionCode.LATE) for peer in table.genesis.roster)
     bare = replace(record, slices=(replace(record.slices[0], omitted=gone), *record.slices[1:]))
-    assert "counts nobody but strangers" in record_problem(table.genesis, bare, CHECK, ())
+    assert "counts no token of a member or a keeper" in record_problem(table.genesis, bare, CHECK, ())
     proposal = proposal_on(table.genesis, table.live())
     header = next(each for each in results_of(proposal, table.live()) if each.reducer != stranger.peer)
     alone = replace(header, included=tuple(entry for entry in header.included if entry.is_stranger), omitted=gone)
     keeper = table.seats[header.reducer]
-    assert "strangers alone" in result_problem(with_sum(alone, proposal, keeper), proposal, CHECK)
+    assert "counts no token of a member or a keeper" in result_problem(
+        with_sum(alone, proposal, keeper), proposal, CHECK
+    )
+
+
+def test_a_slice_in_which_strangers_stand_beside_keepers_without_a_token_goes_into_no_record() -> None:
+    """It has no mean, and nobody could compute it again."""
+    table, strangers = _table(3, 1)
+    for seat in table.others(*strangers):
+        seat.tokens = 0
+    record = _with_claims(table, is_told=True)
+    assert "counts no token of a member or a keeper" in record_problem(table.genesis, record, CHECK, ())
+    proposal = proposal_on(table.genesis, table.live())
+    for header in results_of(proposal, table.live()):
+        assert "counts no token of a member or a keeper" in result_problem(header, proposal, CHECK)
+
+
+def test_strangers_wait_with_their_work_for_keepers_that_have_none_and_are_counted_with_them() -> None:
+    table, strangers = _table(3, 2, longest_interval_s=20.0)
+    opener, *keepers = (table.opener(), *table.others(*strangers, table.opener()))
+    for seat in keepers:
+        seat.tokens = 0
+    acquaint(table)
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: any(seat.state.open.proposal is not None for seat in keepers), 60.0)
+    table.drops = lambda sender, to, message: False
+    table.kill(opener)  # the only keeper with work, in the middle of the round
+    table.run_for(120.0)
+    assert all(seat.head.index == 0 for seat in table.live())
+    num_proposals = sum(len(seat.sent(Proposal)) for seat in keepers)
+    assert num_proposals < 12, "attempts that come to nothing are made ever more rarely"
+    for seat in keepers:
+        seat.tokens = 150
+    table.run_until(lambda: table.all_at(1), 60.0)
+    (record,) = _records(table)
+    assert {entry.peer for entry in record.contributors} >= {seat.peer for seat in strangers}

@@ -117,7 +117,7 @@ class _RuleValidator:
             return False
         if not isinstance(subkey, str) or not isinstance(value, bytes):
             return False
-        reason = self._rule(Record(subkey, value, record.expiration_time), time.time())
+        reason = self._rule(Record(subkey, value, record.expiration_time, record.key), time.time())
         if reason:
             log.debug("record_refused", subkey=subkey, reason=reason)
         return not reason

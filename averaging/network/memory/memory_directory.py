@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from averaging.network.seams.directory import Record, RecordRule
+from averaging.network.seams.directory import Record, RecordRule, directory_id
 from averaging.network.seams.interfaces import DirectoryEntry
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ class MemoryDirectory:
 
     def store(self, key: str, entry: DirectoryEntry, now_unix_s: float) -> bool:
         """Keep a record if the rule allows it; the later expiry wins."""
-        reason = self._rule(Record(entry.subkey, entry.value, entry.expires_unix_s), now_unix_s)
+        reason = self._rule(Record(entry.subkey, entry.value, entry.expires_unix_s, directory_id(key)), now_unix_s)
         known = self._records[key].get(entry.subkey)
         if reason or (known is not None and known.expires_unix_s >= entry.expires_unix_s):
             log.debug("record_refused", subkey=entry.subkey, reason=reason or "older than the one we have")

@@ -17,13 +17,13 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from hashlib import sha256
+from hashlib import sha1, sha256
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from averaging.network.seams.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
 from averaging.network.seams.bulk_address import BulkAddress, decode_addresses
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.errors import LocalProtocolError, PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity.chosen_name import NONE_CHOSEN, ChosenName, received_name
 from protocol.identity.credential import check_credential
 from protocol.identity.envelope import Envelope, open_envelope, seal, taken_apart
@@ -53,11 +53,25 @@ _CHOSEN: Final = f"{_SKIPPED}= "
 
 
 class Record(NamedTuple):
-    """A record that a peer asks us to store."""
+    """A record that a peer asks us to store. `key` is the id of the key that it is to stand under, `directory_id` of it."""
 
     subkey: str
     value: bytes
     expires_unix_s: float
+    key: bytes = b""
+
+
+def directory_id(key: str) -> bytes:
+    """The 20 bytes by which the directory knows a key, as hivemind makes them: SHA-1 over its msgpack.
+
+    Raises:
+        LocalProtocolError: a key of more than 255 bytes.
+    """
+    text = key.encode()
+    if len(text) > 255:
+        raise LocalProtocolError(f"a key of {len(text)} bytes", "at most 255")
+    head = bytes([0xA0 | len(text)]) if len(text) < 32 else bytes([0xD9, len(text)])
+    return sha1(head + text, usedforsecurity=False).digest()
 
 
 class PeerRecord(NamedTuple):

@@ -33,7 +33,7 @@ from averaging.state.state import UnitState
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.lineage.lineage import CommitTree
+from protocol.rounds.lineage.lineage import CommitTree, goes_on
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.schedule.proposal import consumed_tokens
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -205,9 +205,9 @@ class TrainerUpdater:
 
     async def until_light(self, link: ChainLink, tree: CommitTree) -> None:
         """Hold back a commit of a replay until the trainer has the commits before it: one vector at a time is then made for it. A
-        replay is of commits that others in `tree` follow already, and of the one after these. A peer that is behind delays nobody.
+        replay is of commits on which others in `tree` go on, and of the one after these. A peer that is behind delays nobody.
         """
-        is_behind = tree.nodes[tree.tip].link.index > link.index
+        is_behind = goes_on(tree, link.commit)
         is_replay, self._is_replaying = is_behind or self._is_replaying, is_behind
         with trio.move_on_after(HELD_BACK_WITHIN_S):
             while is_replay and not (self.is_idle or self._loads_next(self._trainer.progress())):

@@ -306,6 +306,11 @@ def is_taken_back(tree: CommitTree, head: CommitId, end: CommitId) -> bool:
     return newest > max((node.link.rewind for node in theirs), default=0)
 
 
+def goes_on(tree: CommitTree, commit: CommitId) -> bool:
+    """Whether commits on top of this one are known. Longer lineages beside it do not count: a rewind may have taken them back."""
+    return any(node.link.parent == commit for node in tree.nodes.values())
+
+
 def _num_voters(fork: ChainLink, lone: ChainLink) -> int:
     voters = frozenset(fork.roster)
     return sum(peer in voters for peer in lone.roster)

@@ -210,8 +210,10 @@ def result_problem(
     named = [*(entry.peer for entry in header.included), *(entry.peer for entry in header.omitted)]
     if sorted(named) != sorted(member.peer for member in proposal.members):
         return "a result that does not say once of each member whether it is counted"
-    if all(entry.is_stranger for entry in header.included):
-        return "a result that counts strangers alone; expected a member or a keeper among them"
+    if not any(entry.tokens and not entry.is_stranger for entry in header.included):
+        return (
+            "a result that counts no token of a member or a keeper; expected one at least: without any there is no mean"
+        )
     counted = {entry.peer: entry.is_stranger for entry in header.included}
     return disagreement_problem(disagreements(header), counted, header.stop_chunk - header.first_chunk)
 
@@ -295,8 +297,10 @@ def _sums_problem(parent: ChainLink, record: CommitRecord, check: SignatureCheck
         if len(part.omitted) > MAX_MEMBERS or len({entry.peer for entry in part.omitted}) < len(part.omitted):
             return f"{where} leaves a member out twice; expected each once"
         what = sum_of(record, part)
-        if all(each.is_stranger for each in what.inputs):
-            return f"{where} counts nobody but strangers; expected at least one contribution of a member or a keeper"
+        if not any(each.weight and not each.is_stranger for each in what.inputs):
+            return (
+                f"{where} counts no token of a member or a keeper; expected one at least: without any there is no mean"
+            )
         if not is_signed(check, part.reducer, part.seal, encode_sum(what)):
             return f"{short(part.reducer)} did not sign the result of {where} that the record names"
         if part.reducer not in voters:

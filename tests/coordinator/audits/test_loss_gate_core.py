@@ -207,9 +207,11 @@ def test_a_run_is_taken_back_only_to_a_commit_most_of_whose_voters_are_here() ->
 
 def test_only_points_of_followed_commits_are_measures_and_say_whether_enough_measured_them() -> None:
     links = _links(3)
-    points = [LossPoint("heldout", link.index, link.total_tokens, float(link.index), PeerId("a")) for link in links]
+    points = [
+        LossPoint("heldout", link.index, link.total_tokens, float(link.index), PeerId("a"), link.index)
+        for link in links
+    ]
     off = LossPoint("heldout", 3, 1, 9.0, PeerId("a"))
     other = LossPoint("train", 1, links[0].total_tokens, 9.0, PeerId("a"))
-    voices = {1: None, 2: 1, 3: 2}
-    found = measures_on(links, [off, other, *points], "heldout", lambda point: voices[point.index])
-    assert found == [Measure(1, 1.0), Measure(2, 2.0, is_agreed=False), Measure(3, 3.0)]
+    found = measures_on(links, [off, other, *points], "heldout")
+    assert found == [Measure(1, 1.0, is_agreed=False), Measure(2, 2.0), Measure(3, 3.0)]

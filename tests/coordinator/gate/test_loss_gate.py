@@ -231,6 +231,33 @@ async def test_a_host_that_restarts_between_hold_and_rewind_goes_on_with_it(
         assert later.gate.news(chain.head[0]).rewinds == news.rewinds
 
 
+async def test_one_evaluators_word_is_no_more_after_a_restart_of_the_host_and_outweighs_no_earlier_median(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with gated_run(tmp_path) as run:
+        await run.good_rounds()
+        for _ in range(2):
+            await run.round([900.0, None, None])
+        await run.round([LEVEL] * 3)
+        await run.round([900.0, None, None])
+        await run.round([900.0, None, None])
+        chain = run.chain
+    with open_host(tmp_path, toml=GATED) as host:
+        await host.tracker.restore()
+        again = GatedRun(host, await _gate_of(host), chain)
+        await again.gate.look()
+        assert (await again.report(PEERS[0])).hold == b"", "the host has nobody else's word on these rounds"
+        await again.round([LEVEL] * 3)
+    with open_host(tmp_path, toml=GATED) as host:
+        await host.tracker.restore()
+        later = GatedRun(host, await _gate_of(host), chain)
+        before = {point.index: point.nats for point in host.tracker.curves.points if point.kind == "heldout"}
+        assert before[later.head.index] == LEVEL
+        await later.report(PEERS[0], 900.0)
+        after = {point.index: point.nats for point in host.tracker.curves.points if point.kind == "heldout"}
+        assert after == before
+
+
 async def test_a_ledger_that_refuses_leaves_everything_as_it_was_until_it_takes_the_word(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

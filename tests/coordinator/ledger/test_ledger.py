@@ -129,6 +129,7 @@ def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: P
         later = ("revocations", "checksums", "events", "heard", "credits", "chosen_names", "scores")
         for table in (*later, "milestones", "history", "juniors", "work", "verdicts"):
             db.execute(f"DROP TABLE {table}")
+        db.execute("ALTER TABLE loss_points DROP COLUMN voices")
         db.execute("PRAGMA user_version = 1")
     db.close()
     with open_ledger(path) as ledger:
@@ -146,7 +147,7 @@ def test_start_record_is_written_once(ledger: Ledger) -> None:
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
     row = CommitRow(CommitId(b"c" * 32), UNIT, CommitId(b"p" * 32), 1, b"certificate", 7)
-    point = LossPoint("heldout", 1, 600, 2.5, PeerId("peer"))
+    point = LossPoint("heldout", 1, 600, 2.5, PeerId("peer"), 3)
     checkpoint = CheckpointRow(row.commit, UNIT, 1, 600, Root(b"r" * 32), "00000001-c", 8)
     with open_ledger(path) as ledger:
         ledger.add_progress([row, row], [point, point])

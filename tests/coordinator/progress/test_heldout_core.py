@@ -15,11 +15,9 @@ from coordinator.progress.heldout_core import (
     Turns,
     expert_kind,
     heard_of,
-    num_voices,
     place_of,
     settled,
     settled_by_many,
-    voices_of,
 )
 from protocol.host.reports import HeldoutResult
 from protocol.ids import CommitId, PeerId, RunId, UnitName
@@ -207,15 +205,20 @@ def test_of_several_evaluators_the_lower_median_is_shown_so_one_of_three_moves_n
 
 def test_a_fourth_evaluator_counts_only_while_one_before_it_is_away() -> None:
     values = [_said(0, 2.0), _said(1, 2.0), _said(3, 9.0), _said(4, 9.0)]
-    assert num_voices(voices_of(values, Lineage({LINK.commit}, 7, MANY)), _point(2.0)) == 2
+    assert _of_many(values).added == (_point(2.0, 2),)
     away = [peer for peer in MANY if peer != ORDER[2]]
-    voices = voices_of(values, Lineage({LINK.commit}, 7, away))
-    assert num_voices(voices, _point(2.0)) == 3
-    assert num_voices(voices, LossPoint("heldout", 8, 800, 2.0, ORDER[0])) is None
+    assert _of_many(values, live=away).added == (_point(2.0, 3),)
 
 
-def _point(nats: float) -> LossPoint:
-    return LossPoint("heldout", 7, 700, nats, ORDER[0])
+def _point(nats: float, voices: int = 1) -> LossPoint:
+    return LossPoint("heldout", 7, 700, nats, ORDER[0], voices)
+
+
+def test_a_median_of_an_earlier_process_of_the_host_stands_until_as_many_evaluators_tell_it_again() -> None:
+    stands = [_point(2.0, 3)]
+    first = _of_many([_said(0, 9.0)], stands)
+    assert (first.added, first.replaced, len(first.waiting)) == ((), (), 1)
+    assert _of_many((*first.waiting, _said(1, 9.0), _said(2, 9.0)), stands).added == (_point(9.0, 3),)
 
 
 def test_a_point_moves_as_others_come_and_is_written_once() -> None:
@@ -224,7 +227,7 @@ def test_a_point_moves_as_others_come_and_is_written_once() -> None:
     again = _of_many(first.waiting, first.added)
     assert (again.added, again.replaced) == ((), ())
     later = _of_many((*again.waiting, _said(1, 2.0)), first.added)
-    assert (later.added, later.replaced) == ((_point(2.0),), first.added)
+    assert (later.added, later.replaced) == ((_point(2.0, 2),), first.added)
 
 
 def test_an_evaluator_has_one_voice_its_last_and_another_lineage_or_an_old_commit_has_none() -> None:

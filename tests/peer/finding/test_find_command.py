@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from averaging.open_runs import card_lists
+from averaging.open_runs import card_lists, card_network
 from peer.finding.find_command import WARNING, add_find_command, card_lines
 from protocol.host.run_card import RunCard, good_cards, seal_card
 from protocol.identity.identity import Identity
 from protocol.identity.names import peer_name
 from tests.protocol.host.test_run_card import CARD, HOST, NOW, OTHER, RUN, VERIFIER
+
+NODE = f"/ip4/192.0.2.1/tcp/4700/p2p/{HOST.peer_id}"
 
 
 def _cli() -> typer.Typer:
@@ -54,8 +57,30 @@ def test_something_else_than_an_address_is_refused_before_anything_is_asked() ->
     assert "no list of runs" in str(result.exception)
 
 
+def test_cards_of_a_directory_are_shown_like_those_of_a_list_and_those_left_out_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def cards_there(addresses: Sequence[str], _unix_s: object) -> tuple[list[bytes], int]:
+        assert addresses == (NODE, NODE)
+        return [seal_card(HOST, RUN, CARD, time.time()), b"junk"], 2
+
+    monkeypatch.setattr(card_network, "cards_there", cards_there)
+    result = CliRunner().invoke(_cli(), ["find", f"{NODE},{NODE}"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert f"  potluck join {CARD.line}" in lines
+    assert "3 cards left out: false, too old, replaced by a newer one, or too many" in lines
+
+
+def test_an_address_of_a_directory_without_its_key_is_refused_before_anything_is_asked() -> None:
+    result = CliRunner().invoke(_cli(), ["find", "/ip4/192.0.2.1/tcp/4700"])
+    assert result.exit_code != 0
+    assert "no directory of runs" in str(result.exception)
+
+
 def test_an_empty_list_says_so_and_letters_of_strangers_cannot_leave_their_line() -> None:
     assert card_lines([]) == ["no open run is listed there now"]
+    assert len(card_lines([], 1)) == 2
     raw = seal_card(HOST, RUN, replace(CARD, about="\x1b[2J\nevil"), NOW)
     lines = card_lines(good_cards([raw], verifier=VERIFIER, now_unix_s=NOW))
     assert all(line.isprintable() for line in lines)

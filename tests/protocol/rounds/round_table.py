@@ -495,7 +495,7 @@ class Table:
                 self._send(seat, action.to, action.heartbeat)
             case PrepareContribution():
                 taken = ContributionReady(action.base, contribution_root(seat.member, action.base), seat.tokens)
-                self._answer(seat, taken if seat.has_trainer else ContributionFailed(action.base))
+                self._answer(seat, taken if seat.has_trainer and seat.tokens else ContributionFailed(action.base))
             case BeginExchange():
                 self._reduce(seat, action.proposal)
             case GatherBytes() | Commit():

@@ -560,6 +560,18 @@ async def test_a_slice_of_strangers_alone_waits_for_a_keeper_beyond_its_deadline
     )
 
 
+def test_keepers_that_claim_no_token_leave_the_strangers_beside_them_without_a_sum() -> None:
+    offers, mine = Offers(RUN, HashVerifier(), CODEC, GRID, tells_strangers=True), [contribution(n) for n in range(3)]
+    reduction = Reduction(PROPOSAL, PART, offers, ChunkMeans(CODEC, GRID))
+    for number, tokens in enumerate((900, 0, 0)):
+        hello = new_hello(number, mine[number], tokens, is_stranger=not number)
+        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, hello)
+        for chunk in range(PART.first_chunk, PART.stop_chunk):
+            assert reduction.take(offer, [(chunk, memoryview(mine[number].chunks[chunk]))]) is None
+    assert reduction.reduce() is None
+    assert reduction.without_contributions().included == ()
+
+
 async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:
     reduction = Reduction(PROPOSAL, PART, new_offers(), ChunkMeans(CODEC, GRID))
     for member in MEMBERS:

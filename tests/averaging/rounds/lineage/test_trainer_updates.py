@@ -220,6 +220,24 @@ async def test_a_commit_that_others_follow_already_waits_for_the_trainer_and_the
         assert scene.adopter.is_idle
 
 
+async def test_the_newest_commit_waits_for_nothing_beside_a_longer_lineage_that_was_taken_back(
+    autojump_clock: Clock,
+) -> None:
+    """As after a rewind: rounds that it takes back lie further ahead, and word of them may come late."""
+    async with _scene() as scene:
+        one, link = scene.next_commit(1, None), scene.party.chain.head
+        tree = scene.party.chain.tree.add(one.link, one.certificate)
+        for seed in range(5, 9):
+            back = scene.world.commit_on(link, seed)
+            tree, link = tree.add(back.link, back.certificate), back.link
+        scene.trainer.hold("shift")
+        await scene.commit(one, None)
+        began_s = trio.current_time()
+        await scene.adopter.until_light(one.link, tree)
+        assert trio.current_time() == began_s
+        scene.trainer.let_go("shift")
+
+
 async def test_a_trainer_that_fails_is_left_alone_and_hears_of_the_next_commit(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         mine = scene.offer()

@@ -285,7 +285,7 @@ FALSE: dict[str, tuple[Change, str]] = {
     ),
     "no code": (lambda record: _slice(omitted=(Omission(PeerId("x"), ""),))(record), "in free words; expected a code"),
     "a member left out twice": (_twice, "leaves a member out twice"),
-    "a slice of nobody": (_counting_nobody, "slice [0, 4) counts nobody"),
+    "a slice of nobody": (_counting_nobody, "slice [0, 4) counts no token"),
     "a contributor of no slice": (_nowhere_counted, "is a contributor whom no slice counts"),
     "more credit": (_first(credited_tokens=101), "is credited with 101 tokens; expected 100"),
     "less credit": (_first(credited_tokens=99), "is credited with 99 tokens; expected 100"),

@@ -27,7 +27,7 @@ from protocol.rounds.lineage.rewind import (
     set_back_problem,
 )
 from protocol.rounds.lineage.round_row import round_row
-from protocol.rounds.messages.messages import Certificate, Committed, DoubleVote, Settle
+from protocol.rounds.messages.messages import Certificate, Committed, DoubleVote, PreVoteRequest, Proposal, Settle
 from protocol.rounds.messages.record import MAX_REWINDS
 from protocol.rounds.messages.wire import decode_certificate, decode_record, encode_certificate, encode_record
 from protocol.rounds.orders import ReportDoubleVote
@@ -173,6 +173,11 @@ def _chain(seat: Seat) -> list[ChainLink]:
     return [link for link, _ in seat.disk.chain]
 
 
+def _waits(seat: Seat) -> list[str]:
+    """The sentences in which it told why it waits."""
+    return [step.waiting for _, step in seat.steps if step.waiting]
+
+
 def _rewound_table(num_peers: int = 4) -> tuple[Table, ChainLink, Certificate]:
     table = Table(num_peers, longest_interval_s=5.0)
     table.run_until(lambda: table.all_at(5), 200.0)
@@ -255,6 +260,44 @@ def test_a_newcomer_is_counted_again_some_rounds_after_the_rewind_and_not_before
         if link.index > rewind.index and link.record is not None and link.record.contributor(newcomer.peer) is not None
     }
     assert min(counted) == ROUNDS_SET_BACK + 1
+
+
+@pytest.mark.parametrize("good_index", [2, 3, 4, 5])
+def test_a_peer_that_is_set_back_leads_no_round_that_would_count_it_and_leaves_take_overs_to_others(
+    good_index: int,
+) -> None:
+    """The rank for a take-over is drawn anew on each base."""
+    table = Table(5, num_founders=3, longest_interval_s=5.0)
+    newcomers = [seat for seat in table.live() if seat.peer not in table.genesis.roster]
+    for seat in newcomers:
+        table.kill(seat)
+    table.run_until(lambda: table.all_at(good_index), 200.0)
+    good = table.live()[0].head
+    for seat in newcomers:
+        table.restart(seat)
+    table.run_until(lambda: table.all_at(good.index + 2), 200.0)
+    certificate = _rewind(good)
+    for seat in table.live():
+        _given(seat, certificate)
+    rewind = _verified(certificate, good)
+    table.run_until(lambda: all(rewind in _chain(seat) for seat in table.live()))
+    before = [len(seat.sent(PreVoteRequest)) for seat in newcomers]
+    table.kill(table.opener())
+    table.run_until(lambda: all(seat.head.index >= rewind.index + 3 for seat in table.live()), 100.0)
+    assert [len(seat.sent(PreVoteRequest)) for seat in newcomers] == before
+    assert any("do not count us" in reason for seat in newcomers for reason in _waits(seat))
+
+
+def test_nobody_leads_on_the_base_that_a_rewind_takes_back_while_the_runs_own_rounds_are_fetched() -> None:
+    table, _, certificate = _rewound_table()
+    table.prepares = False
+    for seat in table.live():
+        _given(seat, certificate)
+    table.run_for(3.0)
+    begun = {seat.peer: len(seat.sent(Proposal)) for seat in table.live()}
+    table.run_for(60.0)
+    assert {seat.peer: len(seat.sent(Proposal)) for seat in table.live()} == begun
+    assert all("took our rounds back" in _waits(seat)[-1] for seat in table.live())
 
 
 def test_a_forged_rewind_moves_nobody_and_is_named() -> None:

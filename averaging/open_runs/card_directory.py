@@ -1,0 +1,122 @@
+"""A public directory of open runs: signed cards in a DHT of their own, under one key that everybody knows.
+
+The directory of a run takes records of its members alone. So the nodes of this one are others: whoever keeps it (`potluck directory`)
+runs a node, hosts publish their cards there, and volunteers read them. Every node checks each card that it stores, and every reader
+checks it again: a card proves no more than that its host's key signed it lately.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from averaging.network.seams.directory import CLOCK_SLACK_S, Record, directory_id
+from protocol.errors import PotluckError
+from protocol.host.run_card import MAX_CARD_BYTES, open_card
+
+if TYPE_CHECKING:
+    from averaging.network.seams.interfaces import Network
+    from protocol.identity.identity import Verifier
+
+RUNS_KEY: Final = "potluck/open-runs"
+"""The key of all cards; each has its host's peer id as subkey, so a host has one."""
+
+CARD_TTL_S: Final = 600.0
+"""A card that is not published again is gone after so many seconds."""
+
+MOST_READ: Final = 64
+"""Cards that a reader takes of a directory."""
+
+MOST_KEPT: Final = 256
+"""Hosts whose cards a node keeps."""
+
+MOST_COUNTED: Final = 1024
+MAX_ADDRESSES: Final = 8
+MAX_ADDRESS_LETTERS: Final = 256
+
+_EXPECTED: Final = "addresses as `potluck directory` prints them, such as /ip4/192.0.2.1/tcp/4700/p2p/12D3KooW..."
+
+
+class CardRule:
+    """The rule for what a node stores and a reader believes: (record, unix time in s) -> why not, "" if it may.
+
+    It is called on the thread of the network alone. `num_refused` counts what was refused, each record once.
+    """
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.num_refused = 0
+        self._verifier = verifier
+        self._key = directory_id(RUNS_KEY)
+        self._kept: dict[str, float] = {}
+        self._refused: set[bytes] = set()
+
+    def __call__(self, record: Record, now_unix_s: float) -> str:
+        """Judge a record."""
+        why_not = self._why_not(record, now_unix_s)
+        digest = sha256(record.value[: MAX_CARD_BYTES + 1]).digest()
+        if why_not and digest not in self._refused and len(self._refused) < MOST_COUNTED:
+            self._refused.add(digest)
+            self.num_refused += 1
+        return why_not
+
+    def _why_not(self, record: Record, now_unix_s: float) -> str:
+        if record.key != self._key:
+            return "another key than that of the open runs"
+        if len(record.value) > MAX_CARD_BYTES:
+            return f"{len(record.value)} bytes, at most {MAX_CARD_BYTES}"
+        left_s = record.expires_unix_s - now_unix_s
+        if not -CLOCK_SLACK_S < left_s <= CARD_TTL_S + CLOCK_SLACK_S:
+            return f"expires in {left_s:.0f} s, allowed are 0 to {CARD_TTL_S:.0f} s"
+        try:
+            card = open_card(record.value, verifier=self._verifier, now_unix_s=now_unix_s)
+        except PotluckError as error:
+            return error.one_line()
+        if card.host != record.subkey:
+            return f"signed by {card.host}, stored for {record.subkey}"
+        return "" if self._has_place(record.subkey, record.expires_unix_s, now_unix_s) else "the directory is full"
+
+    def _has_place(self, host: str, expires_unix_s: float, now_unix_s: float) -> bool:
+        if host not in self._kept and len(self._kept) >= MOST_KEPT:
+            self._kept = {known: until_s for known, until_s in self._kept.items() if until_s > now_unix_s}
+        if host not in self._kept and len(self._kept) >= MOST_KEPT:
+            return False
+        self._kept[host] = expires_unix_s
+        return True
+
+
+def unfit_directory(text: str) -> str:
+    """The expected kind of addresses; empty if these are multiaddresses of nodes of a directory, separated by commas."""
+    addresses = directory_addresses(text)
+    are_few = 0 < len(addresses) <= MAX_ADDRESSES
+    return "" if are_few and all(map(_is_fine, addresses)) else _EXPECTED
+
+
+def directory_addresses(text: str) -> tuple[str, ...]:
+    """The addresses in a text with commas between them."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _is_fine(address: str) -> bool:
+    way, _, peer = address.rpartition("/p2p/")
+    is_plain = (
+        address.isascii() and address.isprintable() and " " not in address and len(address) <= MAX_ADDRESS_LETTERS
+    )
+    return is_plain and way.startswith("/") and "/tcp/" in way and peer.isalnum()
+
+
+async def publish_card(network: Network, raw: bytes, host: str, now_unix_s: float) -> bool:
+    """Store a host's card for CARD_TTL_S. Whether a node took it."""
+    return await network.publish(RUNS_KEY, host, raw, expires_unix_s=now_unix_s + CARD_TTL_S)
+
+
+async def read_cards(network: Network, choose: Callable[[int], int] = secrets.randbelow) -> tuple[list[bytes], int]:
+    """Cards of the directory, unchecked where the network does not check records, and how many more there are.
+
+    Args:
+        choose: (n) -> a number in [0, n). Of too many cards some are drawn: nobody can buy the first places.
+    """
+    entries = list(await network.lookup(RUNS_KEY))
+    drawn = [entries.pop(choose(len(entries))) for _ in range(min(MOST_READ, len(entries)))]
+    return [entry.value for entry in drawn], len(entries)

@@ -1,0 +1,146 @@
+"""Ways into a public directory of open runs: as one of its nodes, or as a visitor that stores nothing for others."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from averaging.network.libp2p.libp2p_network import Libp2pNetwork, NetworkOptions, open_libp2p_network
+from averaging.network.libp2p.p2pd import P2pdOptions
+from averaging.network.seams.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.seams.clocks import SystemClock
+from averaging.open_runs.card_directory import CardRule, read_cards
+from averaging.system.leave_signals import watch_signals
+from averaging.system.temporary_folder import temporary_folder
+from protocol.errors import TransportError, UnreachableError
+from protocol.identity.identity_file import HeldIdentity, open_identity
+from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import PeerId
+
+Now = Callable[[], float]
+"""Unix time in s."""
+
+
+async def _nobody(_peer: PeerId) -> bool:
+    """A node of a directory serves nothing but the directory."""
+    return False
+
+
+@asynccontextmanager
+async def directory_node(
+    thread: AsyncioThread,
+    held: HeldIdentity,
+    listen: Sequence[str],
+    announce: Sequence[str],
+    others: Sequence[str],
+    unix_s: Now,
+) -> AsyncIterator[Libp2pNetwork]:
+    """A node of the directory.
+
+    Args:
+        held: its identity, which its address names.
+        listen, announce: as of `P2pdOptions`.
+        others: multiaddresses of further nodes of the same directory.
+
+    Raises:
+        MachineError: as `open_libp2p_network`.
+    """
+    options = NetworkOptions(
+        P2pdOptions(held.path, tuple(listen), tuple(announce)),
+        CardRule(Ed25519Verifier()),
+        initial_peers=tuple(others),
+        admits=_nobody,
+    )
+    async with open_libp2p_network(thread, options, held.identity.peer_id, unix_s=unix_s) as network:
+        yield network
+
+
+@asynccontextmanager
+async def visited_directory(addresses: Sequence[str], unix_s: Now, rule: CardRule) -> AsyncIterator[Libp2pNetwork]:
+    """A visit to the directory that one of these nodes belongs to, under a key that is thrown away after it. The visitor's own key
+    stays unknown to the directory.
+
+    Raises:
+        UnreachableError: none of the nodes answers.
+        MachineError: the network does not start.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="potluck-visit-", dir=temporary_folder()) as folder,
+        open_identity(Path(folder) / "identity") as held,
+    ):
+        p2pd = P2pdOptions(held.path, (), accepts_inbound=False)
+        options = NetworkOptions(p2pd, rule, initial_peers=tuple(addresses), admits=_nobody)
+        async with (
+            open_asyncio_thread() as thread,
+            open_libp2p_network(thread, options, held.identity.peer_id, unix_s=unix_s) as network,
+        ):
+            await _check_there(network, addresses)
+            yield network
+
+
+async def _check_there(network: Libp2pNetwork, addresses: Sequence[str]) -> None:
+    """Ping the nodes, all at once: a directory that is away looks like an empty one."""
+    answered: list[str] = []
+
+    async def ping(address: str) -> None:
+        try:
+            await network.ping(PeerId(address.rpartition("/p2p/")[2]))
+        except TransportError:
+            return
+        answered.append(address)
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            nursery.start_soon(ping, address)
+    if not answered:
+        raise UnreachableError(
+            f"no node of a directory answers at {', '.join(addresses)}", "one that `potluck directory` runs"
+        )
+
+
+async def cards_there(addresses: Sequence[str], unix_s: Now) -> tuple[list[bytes], int]:
+    """Cards of a directory whose signatures hold, and how many were left out: refused, or beyond those that are read.
+
+    Raises:
+        UnreachableError, MachineError: as `visited_directory`.
+    """
+    rule = CardRule(Ed25519Verifier())
+    async with visited_directory(addresses, unix_s, rule) as network:
+        cards, num_more = await read_cards(network)
+    return cards, num_more + rule.num_refused
+
+
+async def keep_node(
+    held: HeldIdentity,
+    listen: Sequence[str],
+    announce: Sequence[str],
+    others: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    """Be a node of a directory until the process is asked to leave. `say` gets lines for people.
+
+    Raises:
+        MachineError: the network does not start.
+    """
+    clock = SystemClock()
+    async with trio.open_nursery() as nursery:
+
+        def leave(reason: str) -> None:
+            say(f"closed: {reason}")
+            nursery.cancel_scope.cancel()
+
+        await nursery.start(watch_signals, leave)
+        async with (
+            open_asyncio_thread() as thread,
+            directory_node(thread, held, listen, announce, others, clock.unix_s) as network,
+        ):
+            for address in network.addresses():
+                say(f"directory {address}")
+            say(
+                "hosts: potluck host run.toml --open --announce-dht ADDRESS; volunteers: potluck find ADDRESS; Ctrl-C ends it"
+            )
+            await trio.sleep_forever()

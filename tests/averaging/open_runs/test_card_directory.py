@@ -1,0 +1,117 @@
+"""The rule of a public directory of cards, and what a reader takes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import trio
+
+from averaging.network.libp2p.hivemind_parts import import_hivemind
+from averaging.network.memory.memory_network import MemorySwarm
+from averaging.network.seams.directory import Record, directory_id
+from averaging.open_runs.card_directory import (
+    CARD_TTL_S,
+    MOST_KEPT,
+    MOST_READ,
+    RUNS_KEY,
+    CardRule,
+    directory_addresses,
+    publish_card,
+    read_cards,
+    unfit_directory,
+)
+from protocol.host.run_card import MAX_CARD_BYTES, seal_card
+from protocol.identity.identity import Identity
+from protocol.ids import PeerId
+from tests.protocol.host.test_run_card import CARD, HOST, NOW, OTHER, RUN, VERIFIER
+
+KEY = directory_id(RUNS_KEY)
+ADDRESS = f"/ip4/192.0.2.1/tcp/4700/p2p/{HOST.peer_id}"
+
+
+def _record(
+    host: Identity = HOST, made_unix_s: float = NOW, expires_s: float = CARD_TTL_S, **changes: object
+) -> Record:
+    raw = seal_card(host, RUN, CARD, made_unix_s)
+    return Record(host.peer_id, raw, NOW + expires_s, KEY)._replace(**changes)
+
+
+def test_a_host_has_its_own_signed_card_under_the_one_key_for_ten_minutes() -> None:
+    rule = CardRule(VERIFIER)
+    assert rule(_record(), NOW) == ""
+    wrong = {
+        "another key": _record(key=directory_id("potluck/others")),
+        "stored for": _record(subkey=OTHER.peer_id),
+        "allowed are 0 to 600 s": _record(expires_s=CARD_TTL_S + 60),
+        "expires in -": _record(expires_s=-60.0),
+        "expires in nan": _record(expires_unix_s=float("nan")),
+        "at most": _record(value=bytes(MAX_CARD_BYTES + 1)),
+        "envelope": _record(value=b"junk"),
+        "expired": _record(made_unix_s=NOW - 3600),
+        "signature": _record(value=seal_card(HOST, RUN, CARD, NOW)[:-1] + b"x"),
+    }
+    for found, record in wrong.items():
+        assert found in rule(record, NOW)
+    assert rule.num_refused == len({record.value for record in wrong.values()})
+    rule(wrong["envelope"], NOW)
+    assert rule.num_refused == len({record.value for record in wrong.values()}), "each card is counted once"
+
+
+def test_a_node_keeps_the_cards_of_so_many_hosts_until_they_expire() -> None:
+    rule = CardRule(VERIFIER)
+    hosts = [Identity(number.to_bytes(32, "big")) for number in range(1, MOST_KEPT + 2)]
+    for host in hosts[:-1]:
+        assert rule(_record(host), NOW) == ""
+    assert rule(_record(hosts[-1]), NOW) == "the directory is full"
+    assert rule(_record(hosts[0]), NOW) == "", "a known host renews its card"
+    later = _record(hosts[-1], NOW + CARD_TTL_S, 2 * CARD_TTL_S)
+    assert rule(later, NOW + CARD_TTL_S + 1) == ""
+
+
+def test_the_id_of_a_key_is_that_of_the_dht() -> None:
+    import_hivemind()
+    from hivemind.dht.routing import DHTID
+
+    for key in (RUNS_KEY, "x" * 31, "x" * 32, "é" * 100):
+        assert directory_id(key) == DHTID.generate(source=key).to_bytes()
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_reader_takes_so_many_cards_drawn_from_all_and_counts_the_others() -> None:
+    async with trio.open_nursery() as nursery:
+        swarm = MemorySwarm(nursery, random.Random(1), record_rule=lambda record, now_unix_s: "")
+        us = swarm.start(PeerId("us"))
+        for number in range(MOST_READ + 5):
+            assert await publish_card(
+                us, b"card %d" % number, f"host {number:03}", swarm.unix_offset_s + trio.current_time()
+            )
+        cards, num_more = await read_cards(us, lambda num: num - 1)
+        nursery.cancel_scope.cancel()
+    assert num_more == 5
+    assert sorted(cards) == sorted(b"card %d" % number for number in range(5, MOST_READ + 5))
+
+
+def test_addresses_of_a_directory_name_their_nodes() -> None:
+    both = f"{ADDRESS}, /dns4/runs.example.org/tcp/4700/p2p/{OTHER.peer_id}"
+    assert unfit_directory(both) == ""
+    assert len(directory_addresses(both)) == 2
+    without_peer, elsewhere = "/ip4/192.0.2.1/tcp/4700", "192.0.2.1:4700"
+    for text in (
+        "",
+        ",",
+        without_peer,
+        elsewhere,
+        f"{ADDRESS},{without_peer}",
+        ADDRESS + " x",
+        ",".join([ADDRESS] * 9),
+    ):
+        assert "potluck directory" in unfit_directory(text)
+
+
+def test_a_card_that_says_something_new_replaces_the_one_before() -> None:
+    rule = CardRule(VERIFIER)
+    assert rule(_record(), NOW) == ""
+    newer = seal_card(HOST, RUN, replace(CARD, num_peers=9), NOW + 200)
+    assert rule(Record(HOST.peer_id, newer, NOW + 800, KEY), NOW + 200) == ""
