@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from averaging.data.chat.template_files import find_template
+from coordinator.checkpoints.exported_tokenizer import byte_vocabulary
 from protocol.errors import ConfigError, MachineError
 from protocol.run.data_section import DataSection
 
@@ -34,6 +36,19 @@ def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
     found = find_template(_section(tokenizer="tokenizer.json"), tmp_path)
     assert (found.source, found.variables) == ("D", {"eos_token": "</s>"})
+
+
+@pytest.mark.parametrize("lists_added", [False, True], ids=["the map wins", "the config wins"])
+def test_special_tokens_of_a_template_are_those_that_transformers_takes(tmp_path: Path, *, lists_added: bool) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(byte_vocabulary())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    listed = {"added_tokens_decoder": {"256": {"content": "<|end|>", "special": True, **flags}}}
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ bos_token }}", "bos_token": "a"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | (listed if lists_added else {})))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "b"}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    found = find_template(_section(tokenizer="tokenizer.json"), tmp_path)
+    assert found.variables["bos_token"] == theirs.bos_token == ("a" if lists_added else "b")
 
 
 @pytest.mark.parametrize(
