@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.data.tokenizer_files import CONFIG_NAME, GENERATION_NAME, MAP_NAME, MODEL_NAME, Neighbours, map_counts
+from averaging.data.beside.tokenizer_files import (
+    CONFIG_NAME,
+    GENERATION_NAME,
+    MAP_NAME,
+    MODEL_NAME,
+    Neighbours,
+    map_counts,
+)
 from protocol.errors import ConfigError
 
 _REMEDY: Final = "name the token that ends a document in data.end_token"

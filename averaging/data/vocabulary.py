@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from averaging.data.beside.tokenizer_files import Neighbours, check_neighbours, read_neighbours
 from averaging.data.end_token import EndToken, find_end
 from averaging.data.shards import MAX_TOKENIZER_BYTES
 from averaging.data.sources.texts import Text, not_installed
 from averaging.data.text_cuts import keeps_tokens_when_cut, last_cut
 from averaging.data.tokenizer import VOCAB_SIZE, Bits, ByteTokenizer, EncodingError, Tokenizer, Tokens
-from averaging.data.tokenizer_files import Neighbours, check_neighbours, read_neighbours
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection
