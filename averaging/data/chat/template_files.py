@@ -86,7 +86,7 @@ def _text(path: Path, most_bytes: int) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no UTF-8", "text in UTF-8", "save it as UTF-8") from error
     except OSError as error:

@@ -103,7 +103,7 @@ def _data(path: Path) -> bytes:
     check_plain_file(path, "a file of JSON lines", "check evaluate.file")
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1).removeprefix(BOM_UTF8)  # with which some editors begin a file
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", "a file of JSON lines", "check evaluate.file") from error
     except OSError as error:

@@ -30,6 +30,16 @@ def test_a_named_file_wins_over_that_of_the_tokenizer(tmp_path: Path) -> None:
     assert find_template(named, tmp_path).source == "own"
 
 
+def test_files_may_begin_with_the_byte_order_mark_of_an_editor(tmp_path: Path) -> None:
+    config = json.dumps({"chat_template": "A", "bos_token": "<s>"})
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8-sig")
+    section = _section(tokenizer="tokenizer.json")
+    found = find_template(section, tmp_path)
+    assert (found.source, found.variables) == ("A", {"bos_token": "<s>"})
+    (tmp_path / "own.jinja").write_text("own", encoding="utf-8-sig")
+    assert find_template(section.model_copy(update={"chat_template": "own.jinja"}), tmp_path).source == "own"
+
+
 def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
