@@ -209,7 +209,7 @@ def _read_rules(data: bytes, place: str) -> tuple[Rules, dict[str, object]]:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _no_tokenizer(place, "it is no JSON, or cut off") from error
+        raise _no_tokenizer(place, "it is no JSON, cut off, or has a number that is too long") from error
     if not isinstance(values, dict) or "model" not in values:
         raise _no_tokenizer(place, "it names no model")
     try:

@@ -294,7 +294,8 @@ def _read_json(file: Path) -> dict[str, object]:
     try:
         values = json.loads(_read_small(file))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is no JSON", "a JSON object", "download the checkpoint again") from error
+        found = f"{file} is no JSON, or has a number that is too long"
+        raise ConfigError(found, "a JSON object", "download the checkpoint again") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file} is no JSON object", "a JSON object", "download the checkpoint again")
     return values

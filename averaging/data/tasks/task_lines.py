@@ -119,7 +119,8 @@ def _row(line: bytes, place: str) -> Row:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place} is no UTF-8", "JSON in UTF-8", "save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is no JSON", "one object a line", "check the file's kind, or mend it") from error
+        found = f"{place} is no JSON, or has a number that is too long"
+        raise ConfigError(found, "one object a line", "check the file's kind, or mend it") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{place} is no object", 'an object such as {"question": "...", "choices": [...]}', "mend it")
     return row

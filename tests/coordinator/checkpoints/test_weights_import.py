@@ -279,6 +279,7 @@ def test_device_in_the_place_of_a_file_is_named_and_not_read(tmp_path: Path, nam
         ("config.json", None, ConfigError, "is not there"),
         ("config.json", b"", ConfigError, "is no JSON"),
         ("config.json", b"\xff\xfe", ConfigError, "is no JSON"),
+        ("config.json", b'{"vocab_size": ' + b"9" * 5000 + b"}", ConfigError, "has a number that is too long"),
         ("config.json", b"[" * 100_000, ConfigError, "is no JSON"),
         ("config.json", b"[]", ConfigError, "no JSON object"),
         ("config.json", b"{}", ConfigError, "model_type is None"),

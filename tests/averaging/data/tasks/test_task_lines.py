@@ -88,9 +88,10 @@ def test_a_line_that_is_no_question_is_named(tmp_path: Path, row: object, found:
         (b'{"question": "\xff"}', "line 1 is no UTF-8"),
         (b'\n{"question', "line 2 is no JSON"),
         (b"[" * 100_000, "line 1 is no JSON"),
+        (b'{"answer": ' + b"9" * 5000 + b"}", "has a number that is too long"),
         (b" " * (MAX_FILE_BYTES + 1), "is longer than 16 MiB"),
     ],
-    ids=["empty", "blank", "not UTF-8", "cut", "deep", "long"],
+    ids=["empty", "blank", "not UTF-8", "cut", "deep", "digits", "long"],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
     (tmp_path / "facts.jsonl").write_bytes(data)
