@@ -201,7 +201,7 @@ def pause(
         typer.Option(
             "--for",
             metavar="TIME",
-            help="How long, as 30m, 1h, 1h30m or 2d; a number alone is minutes. Until `potluck resume` if not given.",
+            help="How long, as 90s, 30m, 1h30m or 2d; a number alone is minutes. Until `potluck resume` if not given.",
         ),
     ] = None,
     state_dir: _StateDir = None,

@@ -206,8 +206,9 @@ async def _take_part(life: PeerSession, http_port: int) -> None:
         if saved is not None:
             membership, is_host_there = await come_back(saved, *arguments)
         else:
-            life.board.say("joining", "asking the host for admission")
-            membership, is_host_there = await admit(*arguments), True
+            say = partial(life.board.say, "joining")
+            say("asking the host for admission")
+            membership, is_host_there = await admit(*arguments, say), True
         watch = await stack.enter_async_context(open_plain_nursery())
         if is_host_there:
             ways = host_ways(membership.saved, membership.coordinator)

@@ -575,6 +575,8 @@ def test_runs_are_looked_for_where_settings_put_them(tmp_path: Path) -> None:
     mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     assert "no run in" in _one_line(_potluck("runs", **mine), 3)
     assert "first-light" in _potluck_from_its_start("runs", POTLUCK_PEER_STATE_DIR=str(elsewhere), **mine).stdout
+    for flag in ("--dir", "--state-dir"):  # the name that it has at all other commands
+        assert "first-light" in _potluck("runs", flag, str(elsewhere), **mine).stdout
 
 
 def _without_a_home(*arguments: str) -> subprocess.CompletedProcess[str]:

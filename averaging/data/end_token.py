@@ -6,23 +6,19 @@ config.json. A tokenizer.json alone may name it in its post-processor. Nothing i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from protocol.errors import ConfigError, StorageError
-from protocol.plain_file import check_plain_file
-
-TOKENIZER_NAME: Final = "tokenizer.json"
-
-_CONFIG: Final = "tokenizer_config.json"
-_MAP: Final = "special_tokens_map.json"
-_GENERATION: Final = "generation_config.json"
-_MODEL: Final = "config.json"
-
-_MOST_BYTES: Final = 1 << 26
+from averaging.data.beside.tokenizer_files import (
+    CONFIG_NAME,
+    GENERATION_NAME,
+    MAP_NAME,
+    MODEL_NAME,
+    Neighbours,
+    map_counts,
+)
+from protocol.errors import ConfigError
 
 _REMEDY: Final = "name the token that ends a document in data.end_token"
 
@@ -38,37 +34,7 @@ class EndToken:
     doubt: str = ""
 
 
-def read_neighbours(file: Path) -> dict[str, Mapping[str, object]]:
-    """The files beside a tokenizer.json that may name its special tokens, by their names. None are looked for beside a file of
-    another name.
-
-    Raises:
-        ConfigError: one is no JSON object.
-        StorageError: one cannot be read.
-    """
-    if file.name != TOKENIZER_NAME:
-        return {}
-    paths = [file.with_name(name) for name in (_CONFIG, _MAP, _GENERATION, _MODEL)]
-    return {path.name: _read(path) for path in paths if path.exists()}
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    check_plain_file(path, "a JSON object", "check data.tokenizer")
-    try:
-        with path.open("rb") as file:
-            values = json.loads(file.read(_MOST_BYTES))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read ({error.strerror})", "a readable file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON, or has a number that is too long", "a JSON object", "mend it") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} is no JSON object", "a JSON object", "mend or remove it")
-    return values
-
-
-def find_end(
-    values: Mapping[str, object], tokens: Mapping[str, int], neighbours: Mapping[str, Mapping[str, object]], place: str
-) -> EndToken:
+def find_end(values: Mapping[str, object], tokens: Mapping[str, int], neighbours: Neighbours, place: str) -> EndToken:
     """The token that ends a document.
 
     Args:
@@ -97,11 +63,9 @@ def find_end(
     return _usual(values, tokens, place)
 
 
-def _named_by_config(
-    tokens: Mapping[str, int], neighbours: Mapping[str, Mapping[str, object]], place: str
-) -> tuple[str, int] | None:
+def _named_by_config(tokens: Mapping[str, int], neighbours: Neighbours, place: str) -> tuple[str, int] | None:
     """The file that names the end token and its number. The map counts only beside a config that lists no added tokens."""
-    order = (_CONFIG,) if "added_tokens_decoder" in neighbours.get(_CONFIG, {}) else (_MAP, _CONFIG)
+    order = (MAP_NAME, CONFIG_NAME) if map_counts(neighbours.get(CONFIG_NAME, {})) else (CONFIG_NAME,)
     for file in order:
         token = neighbours.get(file, {}).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -113,9 +77,9 @@ def _named_by_config(
     return None
 
 
-def _stops(neighbours: Mapping[str, Mapping[str, object]], known: set[int], place: str) -> tuple[str, list[int]]:
+def _stops(neighbours: Neighbours, known: set[int], place: str) -> tuple[str, list[int]]:
     """The file that says where a text stops, and its tokens. A generation config wins over a model's config."""
-    for file in (_GENERATION, _MODEL):
+    for file in (GENERATION_NAME, MODEL_NAME):
         found = neighbours.get(file, {}).get("eos_token_id")
         if found is None:
             continue

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from averaging.data.end_token import EndToken, find_end, read_neighbours
+from averaging.data.beside.tokenizer_files import Neighbours, check_neighbours, read_neighbours
+from averaging.data.end_token import EndToken, find_end
 from averaging.data.shards import MAX_TOKENIZER_BYTES
 from averaging.data.sources.texts import Text, not_installed
 from averaging.data.text_cuts import keeps_tokens_when_cut, last_cut
@@ -48,7 +49,7 @@ class FileTokenizer:
         data: bytes,
         place: str,
         end: str | int = "",
-        neighbours: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+        neighbours: Neighbours = MappingProxyType({}),
     ) -> None:
         """Parse it.
 
@@ -59,10 +60,11 @@ class FileTokenizer:
             neighbours: the files beside it, as `read_neighbours` returns them.
 
         Raises:
-            ConfigError: not a tokenizer, or one without the end mark.
+            ConfigError: not a tokenizer, one without the end mark, or one of which the files beside it say something else.
             MachineError: tokenizers is not installed.
         """
         self._rules, values = _read_rules(data, place)
+        check_neighbours(values, neighbours, place)
         self._place = place
         self.file: bytes | None = data
         tokens: dict[str, int] = self._rules.get_vocab(with_added_tokens=True)
@@ -207,7 +209,7 @@ def _read_rules(data: bytes, place: str) -> tuple[Rules, dict[str, object]]:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _no_tokenizer(place, "it is no JSON, or cut off") from error
+        raise _no_tokenizer(place, "it is no JSON, cut off, or has a number that is too long") from error
     if not isinstance(values, dict) or "model" not in values:
         raise _no_tokenizer(place, "it names no model")
     try:
@@ -231,7 +233,7 @@ def _end_of(
     end_token: str,
     place: str,
     values: Mapping[str, object],
-    neighbours: Mapping[str, Mapping[str, object]],
+    neighbours: Neighbours,
 ) -> EndToken:
     if not end_token:
         return find_end(values, tokens, neighbours, place)

@@ -155,7 +155,11 @@ class LocalCommands:
         context: typer.Context,
         directory: Annotated[
             Path | None,
-            typer.Option("--dir", help="Look in this folder and in those right below it; else where runs usually are."),
+            typer.Option(
+                "--dir",
+                "--state-dir",
+                help="Look in this folder and in those right below it; else where runs usually are.",
+            ),
         ] = None,
         as_json: AsJson = False,
     ) -> None:

@@ -20,7 +20,7 @@ _APART: Final = frozenset(("event", "level", "timestamp", "exc_info", "exception
 
 _SAID_BY_ITS_REASON: Final = frozenset(
     (
-        "holder_not_counted", "local_work", "log_set_aside", "nobody_can_connect", "run_paused",
+        "holder_not_counted", "local_work", "log_set_aside", "model_is_older", "nobody_can_connect", "run_paused",
         "start_found_again", "unit_frozen", "waits_for_state",
     )
 )  # fmt: skip

@@ -7,6 +7,7 @@ import json
 import urllib.request
 from http.client import HTTPException
 from typing import Final
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from averaging.notices.webhook import post_json
@@ -51,6 +52,8 @@ def get_cards(url: str) -> list[bytes]:
     try:
         with urllib.request.urlopen(request, timeout=WITHIN_S) as reply:
             raw = reply.read(_MAX_BYTES + 1)
+    except HTTPError as error:
+        raise UnreachableError(f"{url} answers, and keeps no list of runs", "a host with --keep-list") from error
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"no list of runs answers at {url} ({error})", "a host with --keep-list") from error
     if len(raw) > _MAX_BYTES:

@@ -21,7 +21,7 @@ from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages.messages import AckedRecord
 from protocol.rounds.messages.record import Ballot
-from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record
+from protocol.rounds.messages.wire import commit_id, decode_certificate, decode_record, glance_at_record
 
 LOG_NAME: Final = "rounds.log"
 _CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
@@ -168,6 +168,24 @@ def count_entry(entry: bytes, sizes: LogSizes) -> Sequence[tuple[LoggedCertifica
         else:
             sizes.add_ack(base, num_bytes, promise_bytes, sha256(record).digest())
     return ()
+
+
+def newest_index(entries: Sequence[bytes]) -> int:
+    """The index of the newest commit in a log; 0 without any. Reads its entry alone.
+
+    Raises:
+        StorageError: an entry that no version of this log writes.
+    """
+    for entry in reversed(entries):
+        tag, body = entry[:1], entry[_HEAD_BYTES:]
+        try:
+            if tag == _SWITCH and (path := _parts(body)):
+                return glance_at_record(decode_certificate(path[-1]).record).index
+            if tag == _CERTIFICATE:
+                return glance_at_record(decode_certificate(body).record).index
+        except (struct.error, RemoteProtocolError) as error:
+            raise _damage(tag, body) from error
+    return 0
 
 
 def _as_entry(base: CommitId, raw: bytes) -> LoggedCertificate:

@@ -324,6 +324,11 @@ def _scan(path: Path) -> tuple[list[bytes], int]:
     return records, begin
 
 
+def read_log(path: Path) -> list[bytes]:
+    """All good records of a log; none if it is missing. Blocks. Raises StorageError as `read_records`."""
+    return _scan(path)[0]
+
+
 def check_log(path: Path) -> None:
     """Read a log through; a missing one is fine. Blocks.
 

@@ -18,6 +18,7 @@ _ALL: Final = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
 ]
 

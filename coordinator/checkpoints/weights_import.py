@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 CONFIG_NAME: Final = "config.json"
 _TOKENIZER_NAME: Final = "tokenizer.json"
 _MAX_JSON_BYTES: Final = 1 << 26
+_HEAD: Final = "head.weight"
+"""Of a model that is not tied."""
+
 _VALUES_AT_ONCE: Final = 1 << 20
 """Values of a tensor that are in memory besides the model."""
 
@@ -154,6 +157,12 @@ class _Taken:
     def check_all(self, folder: Path) -> None:
         """Refuse a checkpoint that lacks tensors. Raises ConfigError."""
         missing = set(self._wanted) - set(self._places)
+        if missing == {self._layout.name(_HEAD)}:
+            raise ConfigError(
+                f"{folder} lacks {min(missing)}, and {CONFIG_NAME} does not tie it to the embedding",
+                "a trained head, or the tie",
+                f"if the embedding is the head, set tie_word_embeddings in {CONFIG_NAME} and model.is_tied to true",
+            )
         if missing:
             raise ConfigError(f"{folder} lacks {min(missing)} ({len(missing)} tensors in all)", "a whole checkpoint")
 
@@ -285,7 +294,8 @@ def _read_json(file: Path) -> dict[str, object]:
     try:
         values = json.loads(_read_small(file))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is no JSON", "a JSON object", "download the checkpoint again") from error
+        found = f"{file} is no JSON, or has a number that is too long"
+        raise ConfigError(found, "a JSON object", "download the checkpoint again") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file} is no JSON object", "a JSON object", "download the checkpoint again")
     return values

@@ -251,6 +251,8 @@ def _what_to_do(key: str, run: RunFiles) -> str:
             "undo the change; to train its model for longer, write it with: potluck checkpoint export latest OUT_DIR, set "
             'start_from = "OUT_DIR" in [run], and open a new run with another --state-dir'
         )
+    if key == "admission.open" and config.admission.open:
+        return "this run admits strangers: start it with --open, or with open = true in [admission]"
     forget = f"potluck runs forget {shlex.quote(config.run.name)}"
     return f"undo the change, open a new run with another --state-dir, or delete this one: {forget}"
 

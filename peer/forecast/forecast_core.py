@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 from typing import TYPE_CHECKING, Final
 
 from peer.forecast.card_speed_core import GroupSpeed, group_speed
 from peer.forecast.crew_core import Group, Link, num_peers
-from peer.forecast.loss_law_core import ExpectedLoss, Schedule, expected_loss
+from peer.forecast.loss_law_core import ExpectedLoss, Schedule, expected_loss, no_law_for
 from peer.forecast.round_times_core import Pace, RoundTimes, round_times
 from peer.training.plan.card_memory_core import flops_per_token, run_load
 from protocol.errors import ConfigError
@@ -96,7 +95,7 @@ class Forecast:
         day_up_bytes, day_down_bytes: of one member, of its rounds.
         machine_bytes: memory of a peer's machine where training is on the CPU, as a dry run promises; `beside_card_bytes` of it
             where a card trains.
-        loss: None where no law is known, as for an adapter.
+        loss: None where no law is known, as for an adapter; a note says why.
         energy: None where the power of some peers is not known.
         notes: what limits or weakens the plan, one line each.
     """
@@ -167,17 +166,18 @@ def of_tokens(run: RunConfig, speed: Speed, tokens: int, conditions: Conditions)
         day_down_bytes=speed.rounds.down_bytes * per_day,
         machine_bytes=machine_bytes,
         beside_card_bytes=machine_bytes - TRAINING_BYTES * run.held_elements,
-        loss=loss,
+        loss=loss if isinstance(loss, ExpectedLoss) else None,
         energy=None if speed.kw is None else _energy(speed.kw * _HOURS * days, conditions),
         notes=_notes(run, speed, loss),
     )
 
 
-def loss_after(run: RunConfig, speed: Speed, tokens: float) -> ExpectedLoss | None:
-    """The loss to expect after so many tokens; None where no law is known."""
+def loss_after(run: RunConfig, speed: Speed, tokens: float) -> ExpectedLoss | str:
+    """The loss to expect after so many tokens; where no law is known, the reason."""
     if run.adapter is not None or run.run.start_from:
-        return None
-    return expected_loss(run.held_elements, tokens, schedule_of(run, speed))
+        return "no law is known for a training that begins with weights"
+    schedule = schedule_of(run, speed)
+    return no_law_for(run.held_elements, tokens, schedule) or expected_loss(run.held_elements, tokens, schedule)
 
 
 def schedule_of(run: RunConfig, speed: Speed) -> Schedule:
@@ -226,7 +226,7 @@ def _energy(kwh: float, conditions: Conditions) -> Energy:
     return Energy(kwh, None if price is None else kwh * price, None if grams is None else carbon_kg(kwh, grams))
 
 
-def _notes(run: RunConfig, speed: Speed, loss: ExpectedLoss | None) -> tuple[str, ...]:
+def _notes(run: RunConfig, speed: Speed, loss: ExpectedLoss | str) -> tuple[str, ...]:
     found = [f"{each.group.text} is left out: {each.how}" for each in speed.groups if not each.fits]
     if speed.rounds.problem:
         found.append(f"no round would end: {speed.rounds.problem}")
@@ -242,11 +242,4 @@ def _notes(run: RunConfig, speed: Speed, loss: ExpectedLoss | None) -> tuple[str
         found.append(f"the slowest link makes rounds of {lasts} out of {due}: a faster one, or a codec of fewer bits")
     if speed.kw is None:
         found.append("the power of measured peers is not known: give it as 2x5.5tflops:90w")
-    blind = log(run.model.vocab_size)
-    if loss is not None and loss.nats >= blind:
-        found.append(
-            f"no loss to expect: the law says {loss.nats:.2f} nats, and a model that knows nothing has {blind:.2f}"
-        )
-    if loss is None:
-        found.append("no law of loss is known for a training that begins with weights")
-    return (*found, *(loss.notes if loss is not None else ()))
+    return (*found, *(loss.notes if isinstance(loss, ExpectedLoss) else (f"no loss is foretold: {loss}",)))

@@ -27,7 +27,7 @@ def forecast_estimates(found: Forecast, conditions: Conditions) -> list[Estimate
         Estimate("model", f"{whole(found.num_values)} values, {whole(found.tokens)} tokens"),
         *_peers(found),
         *_together(found),
-        Estimate("a day", f"up {in_bytes(found.day_up_bytes)}, down {in_bytes(found.day_down_bytes)} for each peer"),
+        _traffic(found),
         Estimate("memory", f"of a peer's machine about {in_bytes(found.beside_card_bytes)} beside its cards,"),
         Estimate("", f"or {in_bytes(found.machine_bytes)} where it trains on the CPU"),
         Estimate("time", least_duration(found.days * SECONDS_PER_DAY)),
@@ -41,11 +41,11 @@ def candidate_lines(candidates: Sequence[Candidate], most: int) -> list[str]:
     lines = []
     for each in candidates[:most]:
         found, model = each.found, each.run.model
-        loss = f"loss {found.loss.nats:.3f}" if found.loss is not None else ""
+        loss = f", loss {found.loss.nats:.3f}" if found.loss is not None else ""
         shape = f"dim {model.dim}, {several(model.num_layers, 'layer')}"
         time = least_duration(found.days * SECONDS_PER_DAY)
         lines.append(
-            f"  {short_count(found.num_values):>7} values ({shape}), {short_count(found.tokens)} tokens, {time}, {loss}"
+            f"  {short_count(found.num_values):>7} values ({shape}), {short_count(found.tokens)} tokens, {time}{loss}"
         )
     return lines
 
@@ -129,7 +129,9 @@ def _together(found: Forecast) -> list[Estimate]:
     speed, rounds = found.speed, found.speed.rounds
     members = f"{speed.members:.3g} at a time on average"
     lines = [Estimate("together", f"{whole(speed.tokens_per_s)} tokens/s over day and night, {members}")]
-    if rounds.exchange_s:
+    if _is_one_round(found):
+        lines.append(Estimate("rounds", "one: all tokens are trained within it"))
+    elif rounds.exchange_s:
         lines.append(
             Estimate(
                 "rounds",
@@ -142,6 +144,18 @@ def _together(found: Forecast) -> list[Estimate]:
             Estimate("leaving", f"{speed.leaving_share:.1%} of the time is lost when peers leave and come back")
         )
     return lines
+
+
+def _is_one_round(found: Forecast) -> bool:
+    """Whether the run ends before its first round does, so that figures of more rounds would be of none."""
+    return found.tokens <= found.speed.rounds.tokens
+
+
+def _traffic(found: Forecast) -> Estimate:
+    if _is_one_round(found):
+        rounds = found.speed.rounds
+        return Estimate("a round", f"up {in_bytes(rounds.up_bytes)}, down {in_bytes(rounds.down_bytes)} for each peer")
+    return Estimate("a day", f"up {in_bytes(found.day_up_bytes)}, down {in_bytes(found.day_down_bytes)} for each peer")
 
 
 def _energy(found: Forecast, conditions: Conditions) -> list[Estimate]:

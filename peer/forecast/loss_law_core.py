@@ -111,11 +111,34 @@ class ExpectedLoss:
 
 
 def expected_loss(num_values: float, tokens: float, schedule: Schedule) -> ExpectedLoss:
-    """The loss after so many tokens of all members together. Both counts are above 0."""
+    """The loss after so many tokens of all members together, where `no_law_for` says nothing. Both counts are above 0."""
     found = [_of_fit(fit, num_values, tokens, schedule) for fit in (BESIROGLU, HOFFMANN)]
     return ExpectedLoss(
         found[0], min(found) - FLOOR_ERROR, max(found) + FLOOR_ERROR, law_notes(num_values, tokens, schedule)
     )
+
+
+def no_law_for(num_values: float, tokens: float, schedule: Schedule) -> str:
+    """Why the law says nothing about such a training; empty where it does. It counts nats of tokens from a vocabulary of about
+    32,000. Far below its range it says more than a model that knows nothing has.
+    """
+    if reason := no_vocabulary_for(schedule):
+        return reason
+    if _of_fit(BESIROGLU, num_values, tokens, schedule) >= blind_loss(schedule):
+        return f"the law does not hold for {short_count(num_values)} values after {short_count(tokens)} tokens"
+    return ""
+
+
+def no_vocabulary_for(schedule: Schedule) -> str:
+    """Why the law says nothing about tokens from such a vocabulary; empty where it does."""
+    if schedule.vocab_size < _LEAST_VOCABULARY:
+        return f"the law is for tokens from a vocabulary of about 32,000, and this one has {schedule.vocab_size:,}"
+    return ""
+
+
+def blind_loss(schedule: Schedule) -> float:
+    """Nats a token of a model that knows nothing, for which all tokens are alike."""
+    return log(schedule.vocab_size)
 
 
 def tokens_to(nats: float, num_values: float, schedule: Schedule) -> float:
@@ -155,10 +178,6 @@ def law_notes(num_values: float, tokens: float, schedule: Schedule) -> tuple[str
         )
     if not TOKENS_RANGE[0] <= tokens <= TOKENS_RANGE[1]:
         found.append(f"the law was fitted to {_range(TOKENS_RANGE)} tokens; these are {short_count(tokens)}")
-    if schedule.vocab_size < _LEAST_VOCABULARY:
-        found.append(
-            f"the law counts nats of tokens from a vocabulary of about 32,000; one of {schedule.vocab_size:,} has others"
-        )
     if schedule.members > _MOST_MEMBERS:
         found.append(f"DiLoCo's law was fitted to 1 to {_MOST_MEMBERS} members; here are {schedule.members:.3g}")
     elif schedule.members > 1 and not _DILOCO_VALUES[0] <= num_values <= _DILOCO_VALUES[1]:

@@ -171,5 +171,5 @@ def _count(flag: str, text: str) -> int:
     except ValueError:
         count = 0.0
     if not 1 <= count <= _MOST_COUNT:
-        raise ConfigError(f"{flag} {text!r}", "a count above 0", "such as 350M, 1.2B or 20_000_000")
+        raise ConfigError(f"{flag} {text[:40]!r}", "a count above 0", "such as 350M, 1.2B or 20_000_000")
     return round(count)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from peer.forecast.crew_core import Group, num_peers
 from peer.forecast.forecast_core import Conditions, Forecast, crew_speed, of_tokens, schedule_of
-from peer.forecast.loss_law_core import TOKENS_PER_VALUE, least_loss, tokens_to
+from peer.forecast.loss_law_core import (
+    TOKENS_PER_VALUE,
+    Schedule,
+    blind_loss,
+    expected_loss,
+    least_loss,
+    no_vocabulary_for,
+    tokens_to,
+)
 from peer.forecast.shapes_core import MOST_TOKENS, Numbers, ladder, run_of, shape_of
 from peer.training.plan.card_memory_core import flops_per_token, run_load
 from protocol.errors import ConfigError
@@ -84,15 +92,16 @@ def best_within(days: float, numbers: Numbers, crew: Sequence[Group], conditions
             "more days, or more peers",
             "a smaller --vocab allows smaller models",
         )
-    return sorted(found, key=lambda each: each.found.loss.nats if each.found.loss is not None else 0.0)
+    return sorted(found, key=_nats_by_law)
 
 
 def soonest_to(nats: float, numbers: Numbers, crew: Sequence[Group], conditions: Conditions) -> list[Candidate]:
     """All sizes that come to this loss, the soonest first.
 
     Raises:
-        ConfigError: these peers reach it with no model.
+        ConfigError: these peers reach it with no model, or the law does not speak of it.
     """
+    _check_loss(nats, numbers.vocab_size)
 
     def reaching(run: RunConfig, peers: Sequence[Group], given: Conditions) -> Forecast | None:
         speed = crew_speed(run, peers, given)
@@ -121,6 +130,7 @@ def time_to(nats: float, run: RunConfig, crew: Sequence[Group], conditions: Cond
         raise ConfigError(
             "--loss with a run that begins with weights", "a run from scratch", "plan it by run.total_tokens"
         )
+    _check_loss(nats, run.model.vocab_size)
     schedule = schedule_of(run, speed)
     tokens = tokens_to(nats, run.held_elements, schedule)
     if isinf(tokens) or tokens > MOST_TOKENS:
@@ -143,6 +153,22 @@ def check_days(days: float) -> None:
     """Refuse days that nobody can mean."""
     if not 0.0 < days <= MOST_DAYS:
         raise ConfigError(f"--days {days:g}", f"more than 0 and at most {MOST_DAYS:,.0f}")
+
+
+def _nats_by_law(each: Candidate) -> float:
+    """For the order of models, also where the law's number itself is not foretold."""
+    schedule = schedule_of(each.run, each.found.speed)
+    return expected_loss(each.run.held_elements, each.found.tokens, schedule).nats
+
+
+def _check_loss(nats: float, vocab_size: int) -> None:
+    """Refuse a loss of which the law does not speak."""
+    schedule = Schedule(vocab_size=vocab_size)
+    if reason := no_vocabulary_for(schedule):
+        raise ConfigError(f"--loss {nats:g}: {reason}", "a larger vocabulary", "plan by --tokens or --days")
+    if nats >= blind_loss(schedule):
+        blind = f"less than {blind_loss(schedule):.2f}, which a model that knows nothing has"
+        raise ConfigError(f"--loss {nats:g} with a vocabulary of {vocab_size:,}", blind)
 
 
 def _optimum(run: RunConfig, crew: Sequence[Group], conditions: Conditions) -> Forecast | None:

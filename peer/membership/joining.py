@@ -259,9 +259,14 @@ async def come_back(
 
 
 async def admit(
-    client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
+    client: CoordinatorClient,
+    invite: Invite,
+    identity: Identity,
+    folder: Path,
+    clock: Clock,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Membership:
-    """Ask the coordinator for admission and save its answer.
+    """Ask the coordinator for admission and save its answer. `say` is told what takes longer.
 
     Raises:
         RefusedError: the invite is used, expired or of another run, or our clock is far off.
@@ -274,7 +279,7 @@ async def admit(
     tls_key = make_tls_key()
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
     if invite.is_open:
-        reply = await enter(client, identity, invite.run_id, request)
+        reply = await enter(client, identity, invite.run_id, request, say)
         log.info("admitted_as_stranger", reason="work is counted; strangers do not vote or reduce, members may reduce")
     else:
         reply = await client.admit(invite.secret, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,7 @@ import trio
 
 from protocol.errors import TemporaryError
 from protocol.identity.puzzle import Challenge, find_answer, read_challenge
+from protocol.tables import duration
 
 if TYPE_CHECKING:
     from peer.membership.coordinator_client import CoordinatorClient  # imports grpc
@@ -26,22 +28,39 @@ KNOCK_AGAIN_S: Final = (6.0, 12.0)
 """Pauses before a place is asked for again when there is a crowd at the door, in seconds."""
 
 
-async def solve(challenge: Challenge, run_id: RunId, public_key: bytes) -> int:
-    """The answer to a challenge, from another thread.
+async def solve(
+    challenge: Challenge, run_id: RunId, public_key: bytes, say: Callable[[str], None] = lambda _: None
+) -> int:
+    """The answer to a challenge, from another thread. `say` is told about every second how long such a puzzle takes here.
 
     Raises:
         RefusedError: the puzzle is harder than any host should ask for.
     """
-    first = 0
+    first, begin_s = 0, trio.current_time()
     while True:
+        say(_puzzle_words(challenge.bits, first, trio.current_time() - begin_s))
         found = await trio.to_thread.run_sync(partial(find_answer, challenge, run_id, public_key, first, AT_ONCE))
         if found is not None:
             return found
         first += AT_ONCE
 
 
-async def enter(client: CoordinatorClient, identity: Identity, run_id: RunId, request: bytes) -> AdmitReply:
-    """Solve a puzzle of the host and ask it for a place. `request`: for a credential.
+def _puzzle_words(bits: int, num_tried: int, took_s: float) -> str:
+    """A puzzle of `bits` takes 2^bits tries on average. Tries that failed make the rest no shorter, so no time to go is told."""
+    words = "solving the host's puzzle, which an open run gives to newcomers"
+    if not num_tried:
+        return words
+    return f"{words}: {num_tried:,} tries so far, about {duration(took_s / num_tried * 2**bits)} on average on this machine"
+
+
+async def enter(
+    client: CoordinatorClient,
+    identity: Identity,
+    run_id: RunId,
+    request: bytes,
+    say: Callable[[str], None] = lambda _: None,
+) -> AdmitReply:
+    """Solve a puzzle of the host and ask it for a place. `request`: for a credential. `say` as in `solve`.
 
     Raises:
         RefusedError, VersionError, RunOverError: the run has no open door, is over, or does not want us.
@@ -50,7 +69,8 @@ async def enter(client: CoordinatorClient, identity: Identity, run_id: RunId, re
     """
     challenge = read_challenge(await client.challenge(identity.public_key))
     log.info("puzzle", bits=challenge.bits, reason="an open run asks newcomers for some seconds of work, or minutes")
-    answer = await solve(challenge, run_id, identity.public_key)
+    answer = await solve(challenge, run_id, identity.public_key, say)
+    say("asking the host for a place")
     for pause_s in KNOCK_AGAIN_S:
         try:
             return await client.enter(request, challenge.raw, answer)

@@ -20,7 +20,7 @@ LOOK_EVERY_S: Final = 1.0
 ASK_WITHIN_S: Final = 60.0
 """The training process begins at a step boundary, and may be at its start."""
 
-NO_PROCESS: Final = "the training process takes no orders now; see: potluck status"
+NO_PROCESS: Final = "the training process takes no orders now"
 CANNOT: Final = "this kind of training cannot be recorded"
 
 

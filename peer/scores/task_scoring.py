@@ -199,7 +199,9 @@ class TaskScoring:
     async def _slice(
         self, read: ReadAnchors, link: ChainLink, is_over: Callable[[], bool], order: ScoreOrder
     ) -> tuple[Scored, float]:
-        """Score one slice, once training has had its time since the last one and the owner allows it. Returns its duration, too."""
+        """Score one slice, once training has had its time since the last one and the owner allows it. Also returns for how long
+        training stood still. The wait until its step ends is none of that: where steps are long, slices would only become shorter.
+        """
         board = self.tools.board
         if not is_over():  # nothing is trained then that could wait
             await trio.sleep_until(self.budget.since_s + self.budget.rest_s)
@@ -208,7 +210,7 @@ class TaskScoring:
         began_s = trio.current_time()
         with spanned(board.spans.record, EVALUATE, "", f"tasks of round {link.index}", link.index):
             scored = await self._tried(read, order)
-        took_s = trio.current_time() - began_s
+        took_s = scored.took_s or trio.current_time() - began_s
         self.budget = self.budget.after(took_s, trio.current_time())
         return scored, took_s
 

@@ -20,8 +20,9 @@ LONGEST_PAUSE_MINUTES: Final = 366 * DAY_MINUTES
 _NUMBER: Final = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _PAUSE: Final = re.compile(
     rf"(?P<bare>{_NUMBER})|(?:(?P<days>{_NUMBER})d)?(?:(?P<hours>{_NUMBER})h)?(?:(?P<minutes>{_NUMBER})m(?:in)?)?"
+    rf"(?:(?P<seconds>{_NUMBER})s)?"
 )
-_PAUSE_MINUTES: Final = {"bare": 1, "days": DAY_MINUTES, "hours": 60, "minutes": 1}
+_PAUSE_MINUTES: Final = {"bare": 1, "days": DAY_MINUTES, "hours": 60, "minutes": 1, "seconds": 1 / 60}
 
 _SPAN: Final = re.compile(
     r"((?P<first>[a-z]+)(-(?P<last>[a-z]+))? +)?(?P<start>[0-9]{1,2}:[0-9]{2})-(?P<stop>[0-9]{1,2}:[0-9]{2})"
@@ -65,7 +66,7 @@ def parse_hours(text: str) -> WeeklyHours:
 
 
 def parse_pause(text: str) -> float:
-    """Minutes of "30m", "1h", "1h30m" or "2d"; a bare number is minutes.
+    """Minutes of "90s", "30m", "1h", "1h30m" or "2d"; a bare number is minutes.
 
     Raises:
         UsageError: any other text, nothing at all, or more than LONGEST_PAUSE_MINUTES.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from time import monotonic
 from typing import cast
 
 import torch
@@ -42,9 +43,9 @@ class Scorer:
         """
         if not isinstance(self._replica.model, Decoder):
             raise LocalProtocolError("a task for a model of experts", "one whole decoder")
-        if order.num_answer_tokens:
-            return self._evaluation.within_memory(values, micro_batch, lambda size: self._answers(order, size))
-        return self._evaluation.within_memory(values, micro_batch, lambda size: self._log_likelihoods(order, size))
+        begin_s, score = monotonic(), self._answers if order.num_answer_tokens else self._log_likelihoods
+        found = self._evaluation.within_memory(values, micro_batch, lambda size: score(order, size))
+        return found.model_copy(update={"took_s": monotonic() - begin_s})
 
     @property
     def _model(self) -> Decoder:

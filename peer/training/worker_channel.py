@@ -77,11 +77,12 @@ class ScoreOrder(_Message):
 
 class Scored(_Message):
     """The result for each sequence of an order: the log-likelihood in nats, None where it is not finite; or the tokens chosen,
-    with `end` where it was reached.
+    with `end` where it was reached. took_s: for which training stood still, without the wait for its last step; 0 if not known.
     """
 
     log_likelihoods: tuple[float | None, ...] = ()
     answers: tuple[tuple[int, ...], ...] = ()
+    took_s: Annotated[float, Field(ge=0.0)] = 0.0
 
 
 class ProfileOrder(_Message):

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from averaging.data.beside.tokenizer_files import CONFIG_NAME, MAP_NAME, map_counts
 from averaging.data.chat.template_process import ChatTemplate
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection
 
 _TEMPLATE: Final = "chat_template.jinja"
-_CONFIG: Final = "tokenizer_config.json"
-_MAP: Final = "special_tokens_map.json"
 _KEY: Final = "chat_template"
 
 _DEFAULT: Final = "default"
@@ -34,8 +33,9 @@ def find_template(data: DataSection, base: Path) -> ChatTemplate:
         MachineError: a file cannot be read.
     """
     folder = (base / data.tokenizer).parent if data.tokenizer.endswith(".json") else None
-    config = {} if folder is None else {**_object(folder / _MAP), **_object(folder / _CONFIG)}
-    variables = _special_tokens(config)
+    config = {} if folder is None else _object(folder / CONFIG_NAME)
+    named = _object(folder / MAP_NAME) if folder is not None and map_counts(config) else {}
+    variables = _special_tokens({**config, **named})
     if data.chat_template:
         path = base / data.chat_template
         return ChatTemplate(_text(path, MOST_TEMPLATE_BYTES), str(path), variables)
@@ -46,7 +46,7 @@ def find_template(data: DataSection, base: Path) -> ChatTemplate:
     if folder is None or source is None:
         found = f'data.format = "chat" with tokenizer = "{data.tokenizer}"'
         raise ConfigError(f"{found}, which has no chat template", "a template of chats", _REMEDY)
-    return ChatTemplate(source, str(folder / _CONFIG), variables)
+    return ChatTemplate(source, str(folder / CONFIG_NAME), variables)
 
 
 def _named(value: object) -> str | None:
@@ -86,7 +86,7 @@ def _text(path: Path, most_bytes: int) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no UTF-8", "text in UTF-8", "save it as UTF-8") from error
     except OSError as error:

@@ -103,7 +103,7 @@ def _data(path: Path) -> bytes:
     check_plain_file(path, "a file of JSON lines", "check evaluate.file")
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1).removeprefix(BOM_UTF8)  # with which some editors begin a file
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", "a file of JSON lines", "check evaluate.file") from error
     except OSError as error:
@@ -119,7 +119,8 @@ def _row(line: bytes, place: str) -> Row:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place} is no UTF-8", "JSON in UTF-8", "save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is no JSON", "one object a line", "check the file's kind, or mend it") from error
+        found = f"{place} is no JSON, or has a number that is too long"
+        raise ConfigError(found, "one object a line", "check the file's kind, or mend it") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{place} is no object", 'an object such as {"question": "...", "choices": [...]}', "mend it")
     return row

@@ -60,18 +60,22 @@ def rope_values(file: Path, found: Mapping[str, object], max_position_tokens: ob
     Raises:
         ConfigError: positions of another kind, or with two values that releases of transformers choose from differently.
     """
+    _check_places(file, found)
     theta, scaling = _rope_theta(file, found), _scaling(file, found)
-    kind = scaling.get("rope_type") or "default"
+    kind = scaling.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in _REQUIRED:
         raise ConfigError(
             f"{file}: rope_type is {kind!r}", f"one of {', '.join(_REQUIRED)}, which all families have", _REMEDY
         )
     if kind in ("llama3", "yarn"):
-        original = scaling.get("original_max_position_embeddings", max_position_tokens)
-        scaling = {
-            **scaling,
-            "original_max_position_embeddings": found.get("original_max_position_embeddings", original),
-        }
+        original = scaling.get(_ORIGINAL, max_position_tokens)
+        if found.get(_ORIGINAL) not in (None, original):
+            raise ConfigError(
+                f"{file}: {_ORIGINAL} is {found[_ORIGINAL]!r}, and {original!r} of the rotary positions",
+                "one value",
+                "write the one that the weights were trained with into rope_parameters and rope_scaling",
+            )
+        scaling = {**scaling, _ORIGINAL: original}
     taken = {key: scaling.get(key) for key in (*_REQUIRED[kind], *_OPTIONAL.get(kind, ()))}
     for key, value in taken.items():
         if key in _REQUIRED[kind] or value is not None:
@@ -99,14 +103,26 @@ def check_kind(file: Path, key: str, value: object) -> None:
 
 
 _PLACES: Final = ("rope_parameters", "rope_scaling")
+_ORIGINAL: Final = "original_max_position_embeddings"
 _REMEDY: Final = "start from another checkpoint"
+
+
+def _check_places(file: Path, found: Mapping[str, object]) -> None:
+    """Refuse what is no object of numbers: some models have an object for each kind of layer."""
+    for place in _PLACES:
+        rope = found.get(place)
+        if rope is not None and not isinstance(rope, dict):
+            raise ConfigError(f"{file}: {place} is {json.dumps(rope)[:80]}", "an object or null", _REMEDY)
+        nested = [key for key, value in (rope or {}).items() if isinstance(value, dict)]
+        if nested:
+            raise ConfigError(f"{file}: {place} has {nested[0]} with values of its own", "layers all alike", _REMEDY)
 
 
 def _scaling(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """The kind of scaling and its numbers, which stand in rope_parameters, in rope_scaling, or in both alike."""
     ropes = {place: rope for place in _PLACES if isinstance(rope := found.get(place), dict) and rope}
     numbers = [
-        {"rope_type": rope.get("type"), **rope, "type": None, "rope_theta": None} for rope in ropes.values()
+        {"rope_type": rope.get("type", "default"), **rope, "type": None, "rope_theta": None} for rope in ropes.values()
     ]  # older releases wrote "type"
     for place, rope in {"": found, **ropes}.items():
         for key, allowed in _FIXED.items():

@@ -10,7 +10,7 @@ from averaging.models.llama.config import DecoderConfig, QkNorm
 
 
 class Olmo2Config(DecoderConfig):
-    """Sizes of an OLMo 2: a Llama with norms after attention and feed-forward, and of all queries and keys of a token."""
+    """Sizes of an OLMo 2: a Llama with norms of results, queries and keys."""
 
     qk_norm: ClassVar[QkNorm] = "projection"
     norms_results: ClassVar[bool] = True

@@ -19,6 +19,9 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 """A last label of this form belongs to an IPv4 address and never to a name, as browsers read it."""
 
+_DISCARDED: Final = ipaddress.IPv6Network("100::/64")
+"""RFC 6666."""
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -71,6 +74,8 @@ def _unfit_address(address: Address) -> str:
             return "an address that is the same on every machine: a link-local one needs a zone, which differs"
         if address.ipv4_mapped is not None:
             return f"the IPv4 address itself: {address.ipv4_mapped}"
+        if address in _DISCARDED:
+            return "the address of one machine; packets to this one are discarded"
     if address.is_multicast:
         return "the address of one machine; this one is multicast"
     if isinstance(address, ipaddress.IPv4Address) and (address.is_reserved or address.packed[0] == 0):

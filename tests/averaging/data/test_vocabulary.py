@@ -125,10 +125,10 @@ def test_a_vocabulary_that_does_not_fit_the_model_is_refused(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "it is no JSON, or cut off"),
-        (WORDS.encode()[:-40], "it is no JSON, or cut off"),
-        (b"\xff\xfe\x00", "it is no JSON, or cut off"),
-        (b"[" * 100_000, "it is no JSON, or cut off"),
+        (b"", "it is no JSON, cut off, or has"),
+        (WORDS.encode()[:-40], "it is no JSON, cut off, or has"),
+        (b"\xff\xfe\x00", "it is no JSON, cut off, or has"),
+        (b"[" * 100_000, "it is no JSON, cut off, or has"),
         (b"[1, 2]", "it names no model"),
         (b'{"vocab_size": 5}', "it names no model"),
         (b'{"model": {"type": "Abacus"}}', "is no tokenizer: "),

@@ -29,10 +29,10 @@ def test_something_else_is_no_address_of_a_list(url: str) -> None:
 
 
 @contextmanager
-def _answering(body: bytes) -> Iterator[str]:
+def _answering(body: bytes, status: int = 200) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
 
@@ -59,6 +59,16 @@ def test_an_answer_that_is_no_list_is_refused(body: bytes) -> None:
 def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_lists, "_MAX_BYTES", 1000)
     with _answering(b"x" * 2000) as url, pytest.raises(RemoteProtocolError, match="too long"):
+        get_cards(url)
+
+
+def test_a_server_without_a_list_is_told_from_one_that_does_not_answer() -> None:
+    with (
+        _answering(b"", status=404) as url,
+        pytest.raises(
+            UnreachableError, match=f"{url} answers, and keeps no list of runs; expected a host with --keep-list"
+        ),
+    ):
         get_cards(url)
 
 

@@ -158,6 +158,20 @@ def test_each_number_that_differs_from_run_toml_is_named(
             "rope_scaling.truncate is False; expected True, in all families",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        (
+            {
+                "rope_parameters": ...,
+                "rope_scaling": {"type": "yarn", "factor": 2.0},
+                "original_max_position_embeddings": 3,
+            },
+            "original_max_position_embeddings is 3, and ",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 10000.0}}},
+            "rope_parameters has full_attention with values of its own",
+        ),
+        ({"rope_scaling": "linear"}, 'rope_scaling is "linear"; expected an object or null'),
+        ({"rope_parameters": ..., "rope_scaling": {"rope_type": None}}, "rope_type is None"),
     ],
 )
 def test_config_of_another_kind_of_model_is_refused(tmp_path: Path, changes: dict[str, object], found: str) -> None:
@@ -240,6 +254,13 @@ def test_tensors_that_do_not_fit_are_named(
         read_weights(folder, decoder())
 
 
+def test_a_head_that_neither_the_weights_nor_a_tie_gives_says_how_to_tie_it(tmp_path: Path) -> None:
+    folder = exported(tmp_path, is_tied=False)
+    _change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(ConfigError, match=r"lacks lm_head\.weight.* set tie_word_embeddings in config\.json"):
+        read_weights(folder, decoder(is_tied=False))
+
+
 INDEX = "model.safetensors.index.json"
 
 
@@ -258,6 +279,7 @@ def test_device_in_the_place_of_a_file_is_named_and_not_read(tmp_path: Path, nam
         ("config.json", None, ConfigError, "is not there"),
         ("config.json", b"", ConfigError, "is no JSON"),
         ("config.json", b"\xff\xfe", ConfigError, "is no JSON"),
+        ("config.json", b'{"vocab_size": ' + b"9" * 5000 + b"}", ConfigError, "has a number that is too long"),
         ("config.json", b"[" * 100_000, ConfigError, "is no JSON"),
         ("config.json", b"[]", ConfigError, "no JSON object"),
         ("config.json", b"{}", ConfigError, "model_type is None"),

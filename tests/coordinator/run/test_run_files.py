@@ -95,6 +95,14 @@ def test_changed_run_file_names_the_key(run_file: Path, tmp_path: Path) -> None:
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
 
 
+def test_a_run_that_was_opened_to_strangers_says_how_it_is_started_again(run_file: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    open_run(run_file, state, HOST, now_unix_s=1_700_000_000.0, is_open=True)
+    with pytest.raises(ConfigError, match="this run admits strangers: start it with --open"):
+        open_run(run_file, state, HOST, now_unix_s=1_700_000_000.0)
+    assert not open_run(run_file, state, HOST, now_unix_s=1_700_000_100.0, is_open=True).was_created
+
+
 def test_words_about_the_run_change_at_any_start_and_the_run_stays_the_same(run_file: Path, tmp_path: Path) -> None:
     run_file.write_text(RUN_TOML + '[page]\ndescription = "Our letters"\n')
     first = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)

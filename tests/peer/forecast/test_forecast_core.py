@@ -96,7 +96,8 @@ def test_a_run_of_experts_is_planned_by_what_a_peer_holds() -> None:
 
 
 def test_outside_of_the_laws_range_the_loss_comes_with_warnings() -> None:
-    found = forecast(_run(), THREE, CONDITIONS)
+    run = _run().model_copy(update={"model": _run().model.model_copy(update={"vocab_size": 32_000, "dim": 512})})
+    found = forecast(run, THREE, CONDITIONS)
     assert found.loss is not None
     assert found.loss.notes
     assert set(found.loss.notes) <= set(found.notes)

@@ -12,6 +12,7 @@ from peer.forecast.loss_law_core import (
     expected_loss,
     least_loss,
     members_factor,
+    no_law_for,
     tokens_to,
 )
 
@@ -72,7 +73,6 @@ def test_the_interval_holds_both_fits() -> None:
     [
         (1e6, 2e10, ALONE, "models of 57.0M to 16.0G values"),
         (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0G tokens"),
-        (1e9, 2e10, Schedule(vocab_size=257), "a vocabulary of about 32,000"),
         (1e9, 2e10, Schedule(20), "1 to 8 members"),
         (1.5e10, 3e11, Schedule(4), "DiLoCo's law was fitted to models"),
         (1e9, 2e10, Schedule(4, 5000), "up to 1000 local steps"),
@@ -81,6 +81,23 @@ def test_the_interval_holds_both_fits() -> None:
 def test_outside_of_its_range_the_law_warns(num_values: float, tokens: float, schedule: Schedule, words: str) -> None:
     (note,) = expected_loss(num_values, tokens, schedule).notes
     assert words in note
+
+
+@pytest.mark.parametrize(
+    ("num_values", "tokens", "vocab_size", "words"),
+    [
+        (1e9, 2e10, 257, "a vocabulary of about 32,000, and this one has 257"),
+        (1e5, 1e6, 32_768, "does not hold for 100.0k values after 1.0M tokens"),
+        (1e9, 2e10, 16_000, ""),
+        (1e9, 1e8, 32_768, ""),
+    ],
+)
+def test_of_small_vocabularies_and_far_below_its_range_the_law_says_nothing(
+    num_values: float, tokens: float, vocab_size: int, words: str
+) -> None:
+    found = no_law_for(num_values, tokens, Schedule(vocab_size=vocab_size))
+    assert words in found
+    assert bool(found) == bool(words)
 
 
 def test_tokens_to_a_loss_lead_back_to_it_and_below_the_floor_none_are_enough() -> None:

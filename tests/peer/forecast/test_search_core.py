@@ -56,6 +56,22 @@ def test_a_loss_that_nobody_can_reach_is_one_line(nats: float) -> None:
         time_to(nats, RUN, CREW, CONDITIONS)
 
 
+@pytest.mark.parametrize(("nats", "vocab_size"), [(11.0, 32_768), (3.0, 257)])
+def test_a_loss_of_which_the_law_does_not_speak_is_refused_in_one_line(nats: float, vocab_size: int) -> None:
+    numbers = Numbers(vocab_size=vocab_size)
+    run = run_of(shape_of(350_000_000, vocab_size), 7_000_000_000, numbers)
+    with pytest.raises(ConfigError, match=f"--loss {nats:g}"):
+        soonest_to(nats, numbers, CREW, CONDITIONS)
+    with pytest.raises(ConfigError, match=f"--loss {nats:g}"):
+        time_to(nats, run, CREW, CONDITIONS)
+
+
+def test_models_of_a_small_vocabulary_are_still_in_the_order_of_the_law() -> None:
+    small, usual = (best_within(7.0, Numbers(vocab_size=size), CREW, CONDITIONS) for size in (257, 32_768))
+    assert all(each.found.loss is None for each in small)
+    assert 0.5 < small[0].run.num_elements / usual[0].run.num_elements < 2.0
+
+
 @pytest.mark.parametrize("days", [0.0, -1.0, float("nan"), 1e9])
 def test_days_that_nobody_can_mean_are_refused(days: float) -> None:
     with pytest.raises(ConfigError, match="--days"):

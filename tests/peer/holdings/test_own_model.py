@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from structlog.testing import capture_logs
 
 from averaging.arithmetic.genesis import genesis_anchor
+from averaging.host.log_words import warning_sentence
 from averaging.network.seams.offload import ThreadOffload
 from averaging.state.generations import Generations
 from averaging.state.state import UnitState, state_root
@@ -118,3 +120,20 @@ def test_a_folder_without_a_state_or_with_a_part_of_the_model_says_how_to_get_it
     write_state(folder, manifest, trunk, state_at(trunk, 3))
     with pytest.raises(ConfigError, match=r"holds only trunk of the model.*potluck checkpoint fetch"):
         read_model(folder)
+
+
+def test_a_model_that_is_older_than_the_newest_round_here_says_so(tmp_path: Path) -> None:
+    manifest = manifest_of()
+    (schema,) = manifest.unit_schemas().values()
+    folder, chain = keep_run(tmp_path, manifest), Chain()
+    write_state(folder, manifest, schema, state_at(schema, 1, chain.commit()))
+    log = UnitLog(FileStorage(folder / schema.unit, ThreadOffload()))
+    for _ in range(2):
+        parent = chain.head[0]
+        chain.commit()
+        trio.run(log.log_certificate, parent, chain.certificates[-1])
+    with capture_logs() as logged:
+        assert read_model(folder).units[0].state.index == 1
+    assert [warning_sentence(event) for event in logged] == [
+        "warning: the model is that of round 1; the results of later rounds, up to round 3, are not all here"
+    ]

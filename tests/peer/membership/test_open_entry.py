@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import trio
 
+from peer.membership import open_entry
 from peer.membership.coordinator_client import CoordinatorClient
 from peer.membership.open_entry import KNOCK_AGAIN_S, enter, solve
 from protocol.errors import RefusedError, TemporaryError
@@ -47,6 +48,18 @@ async def _enter(door: _Door) -> AdmitReply:
 async def test_a_newcomer_solves_its_puzzle_and_is_let_in() -> None:
     door = _Door()
     assert await _enter(door) is REPLY
+
+
+async def test_the_puzzle_says_that_it_is_solved_and_how_long_such_a_one_takes_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_entry, "AT_ONCE", 1)
+    said: list[str] = []
+    await enter(cast("CoordinatorClient", _Door(bits=6)), ME, RUN, b"request", said.append)
+    assert said[0] == "solving the host's puzzle, which an open run gives to newcomers"
+    assert said[-1] == "asking the host for a place"
+    assert all(": 1 tries so far, about " in line for line in said[1:2])
+    assert len(said) > 3
 
 
 async def test_a_crowd_at_the_door_is_waited_for_and_then_told(autojump_clock: object) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,6 +60,7 @@ class World:
 
     tasks: tuple[EvaluateSection, ...] = (FACTS,)
     slice_s: float = 0.1
+    step_s: float = 0.0
     errors: list[PotluckError] = field(default_factory=list)
     refusals: list[PotluckError] = field(default_factory=list)
     orders: list[ScoreOrder] = field(default_factory=list)
@@ -77,12 +80,13 @@ class World:
         self.values.append(torch.empty_like(self.service.chain.state.anchor_N))
         await read(self.values[-1:])
         self.began_s.append(trio.current_time())
-        await trio.sleep(self.slice_s)
+        await trio.sleep(self.step_s + self.slice_s)
         if self.errors:
             raise self.errors.pop(0)
         if order.num_answer_tokens:
-            return Scored(answers=tuple((1,) * order.num_answer_tokens for _ in order.sequences))
-        return Scored(log_likelihoods=tuple(-1.0 if tokens[-1] == 3 else -1.5 for tokens in order.sequences))
+            return Scored(answers=tuple((1,) * order.num_answer_tokens for _ in order.sequences), took_s=self.slice_s)
+        found = tuple(-1.0 if tokens[-1] == 3 else -1.5 for tokens in order.sequences)
+        return Scored(log_likelihoods=found, took_s=self.slice_s)
 
     async def _copied(self, commit: CommitId) -> list[torch.Tensor]:
         if self.service.chain.state.head != commit:
@@ -185,6 +189,15 @@ async def test_training_has_the_rest_of_the_time_and_a_long_task_is_finished_acr
     assert len(world.began_s) >= 5
     assert (len(world.began_s) - 1) * 4.0 <= SHARE_OF_TIME * span_s + 10.0
     assert all(torch.equal(values_N, torch.ones(2)) for values_N in world.values), "of the commit as it was"
+
+
+async def test_waiting_for_long_steps_of_training_takes_nothing_of_the_time_for_scores(autojump_clock: Clock) -> None:
+    world = World(step_s=30.0)
+    await world.until(partial(trio.sleep, 150))
+    assert len(world.sent) == 1
+    assert [len(order.sequences) for order in world.orders] == [4, 8, 8]
+    gaps_s = [later - earlier for earlier, later in pairwise(world.began_s)]
+    assert gaps_s == pytest.approx([30.1, 30.1]), "one after another, without a rest"
 
 
 async def test_a_pause_of_the_owner_is_waited_for(autojump_clock: Clock) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import trio
+
+from averaging.network.seams.offload import ThreadOffload
+from averaging.state.log_entries import LOG_NAME
+from averaging.state.unit_log import UnitLog
+from averaging.storage.file_storage import FileStorage
 from peer.membership.saved_membership import FILE_NAME
 from peer.status.joined_runs import joined_runs
 from protocol.ids import RunId
+from protocol.rounds.messages.record import Ballot
+from tests.coordinator.chain_world import HOST, Chain
 from tests.peer.checks.test_known_runs import MANIFEST, keep
 
 
@@ -28,6 +36,28 @@ def test_run_is_told_with_name_newest_state_and_size(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert (row["index"], row["disk_bytes"], row["folder"], row["note"]) == (11, size, str(folder), "")
     assert row["target_total_tokens"] == MANIFEST.config.run.total_tokens
+
+
+def test_the_round_is_that_of_the_log_where_the_newest_state_is_older(tmp_path: Path) -> None:
+    folder, chain = keep(tmp_path), Chain()
+    _state(folder, 1)
+    log = UnitLog(FileStorage(folder / "fragment-0", ThreadOffload()))
+    for expected in (1, 2, 3):
+        parent = chain.head[0]
+        chain.commit()
+        trio.run(log.log_certificate, parent, chain.certificates[-1])
+        assert joined_runs(tmp_path)[0]["index"] == expected
+    fork, other = chain.head[0], chain.clone()
+    other.commit()
+    trio.run(log.log_switch, fork, other.certificates[-1:])
+    trio.run(log.log_promise, other.head[0], Ballot(1, HOST.peer_id))
+    assert joined_runs(tmp_path)[0]["index"] == 4
+    trio.run(log.compact, ())
+    assert joined_runs(tmp_path)[0]["index"] == 4
+    path = folder / "fragment-0" / LOG_NAME
+    path.write_bytes(b"\xff" * 20 + path.read_bytes())
+    (row,) = joined_runs(tmp_path)
+    assert (row["index"], "rounds.log" in str(row["note"])) == (None, True)
 
 
 def test_damaged_membership_is_named_and_the_other_runs_are_told(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_log_likelihoods_are_those_of_the_committed_model_and_training_goes_on_a
 
     trainer._scorer._model.hidden = counted  # type: ignore[method-assign]
     found = trainer.scored(ANCHOR_N, ScoreOrder(sequences=sequences, num_scored=num_scored), 2)
+    assert found.took_s > 0.0
     for value, tokens, num in zip(found.log_likelihoods, sequences, num_scored, strict=True):
         logs_TV = model(torch.tensor([tokens[:-1]]))[0].detach().double().log_softmax(-1)
         expected = sum(

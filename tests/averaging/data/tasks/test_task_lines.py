@@ -27,6 +27,14 @@ def test_questions_are_read_by_number_or_by_text_of_the_answer(tmp_path: Path) -
     assert second.place.endswith("facts.jsonl line 2")
 
 
+def test_a_file_may_begin_with_the_byte_order_mark_of_an_editor(tmp_path: Path) -> None:
+    _write(tmp_path, GOOD, GOOD)
+    file = tmp_path / "facts.jsonl"
+    expected = read_questions(TASK, tmp_path)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_questions(TASK, tmp_path) == expected
+
+
 def test_the_built_in_questions_have_four_choices_each_and_no_question_twice() -> None:
     questions = read_questions(EvaluateSection(name="facts", file="built-in:plain-facts"), Path("nowhere"))
     assert len(questions) >= 40
@@ -80,9 +88,10 @@ def test_a_line_that_is_no_question_is_named(tmp_path: Path, row: object, found:
         (b'{"question": "\xff"}', "line 1 is no UTF-8"),
         (b'\n{"question', "line 2 is no JSON"),
         (b"[" * 100_000, "line 1 is no JSON"),
+        (b'{"answer": ' + b"9" * 5000 + b"}", "has a number that is too long"),
         (b" " * (MAX_FILE_BYTES + 1), "is longer than 16 MiB"),
     ],
-    ids=["empty", "blank", "not UTF-8", "cut", "deep", "long"],
+    ids=["empty", "blank", "not UTF-8", "cut", "deep", "digits", "long"],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
     (tmp_path / "facts.jsonl").write_bytes(data)

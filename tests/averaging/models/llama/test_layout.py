@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from averaging.models.family import family_of, layout_of
 from coordinator.checkpoints.checkpoint_export import export_checkpoint
@@ -294,3 +295,90 @@ def test_what_a_family_has_not_is_named_with_those_that_have_it(name: str, chang
     with pytest.raises(ConfigError) as raised:
         family_of(file, values)[1].model_values(file, values)
     assert found in raised.value.one_line()
+
+
+_OWN_LLAMA3 = {**_LLAMA3, "original_max_position_embeddings": 8}
+_WITHOUT_ORIGINAL = {key: value for key, value in _LLAMA3.items() if key != "rope_theta"}
+GONE = "gone"
+
+CHANGES: list[dict[str, Any]] = [
+    *({"num_key_value_heads": value} for value in (3, 1, GONE)),
+    *({"head_dim": value} for value in (4, GONE)),
+    *({"rms_norm_eps": value} for value in (1e-4, GONE)),
+    *({"tie_word_embeddings": value} for value in (True, GONE)),
+    *({"max_position_embeddings": value} for value in (64, GONE)),
+    *({"sliding_window": value} for value in (5, None, GONE)),
+    {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5},
+    *({"rope_theta": value} for value in (500.0, 500, GONE)),
+    {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    {"rope_theta": 500.0, "rope_parameters": _WITHOUT_ORIGINAL},
+    {"rope_parameters": {"rope_theta": 500.0}},
+    {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}},
+    {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta}
+            for kind, theta in (("full_attention", 500.0), ("sliding_attention", 50.0))
+        }
+    },
+    {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"type": "dynamic", "rope_type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"factor": 2.0}},
+    {"rope_scaling": {"rope_type": None, "factor": 2.0}},
+    {"rope_scaling": _OWN_LLAMA3, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    *({"rope_scaling": scaling} for scaling in (None, {}, [], "linear", _WITHOUT_ORIGINAL, _OWN_LLAMA3, _YARN)),
+    *(
+        {"rope_scaling": scaling, "original_max_position_embeddings": original}
+        for scaling in (_WITHOUT_ORIGINAL, _OWN_LLAMA3, _YARN)
+        for original in (8, 16, CONTEXT)
+    ),
+    *({place: {**_YARN, "truncate": False}} for place in ("rope_scaling", "rope_parameters")),
+    {"partial_rotary_factor": 0.5},
+]
+
+
+def _as_transformers_reads(folder: Path) -> dict[str, object] | None:
+    """The values of [model]; None where transformers refuses the file, or cannot build the positions that it names."""
+    try:
+        found = AutoConfig.from_pretrained(folder)
+        rope = found.rope_parameters
+        kind = rope["rope_type"]
+        if kind != "default":
+            ROPE_INIT_FUNCTIONS[kind](found, torch.device("cpu"))
+    except Exception:  # noqa: BLE001 - whatever its validation raises
+        return None
+    scaled = {"rope_factor": rope["factor"]} if kind != "default" else {}
+    if kind in ("llama3", "yarn"):
+        scaled["rope_original_tokens"] = rope["original_max_position_embeddings"]
+    windows = set(found.layer_types) == {"sliding_attention"} if getattr(found, "layer_types", None) else None
+    window = getattr(found, "sliding_window", None) if windows is not False else None
+    return scaled | {
+        "num_kv_heads": found.num_key_value_heads,
+        "head_dim": getattr(found, "head_dim", None) or found.hidden_size // found.num_attention_heads,
+        "norm_eps": found.rms_norm_eps,
+        "is_tied": found.tie_word_embeddings,
+        "max_position_tokens": found.max_position_embeddings,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": "none" if kind == "default" else kind,
+        **({"window_tokens": window} if found.model_type == "mistral" else {}),
+    }
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "olmo2"])
+def test_a_config_whose_places_may_differ_is_read_as_transformers_reads_it_or_refused(
+    tmp_path: Path, model_type: str
+) -> None:
+    file, num_read = tmp_path / "config.json", 0
+    for change in CHANGES:
+        found = {"model_type": model_type, **_SIZES, **change}
+        found = {key: value for key, value in found.items() if value != GONE}
+        file.write_text(json.dumps(found))
+        try:
+            own = family_of(file, found)[1].model_values(file, found)
+        except ConfigError:
+            continue
+        expected = _as_transformers_reads(tmp_path)
+        if expected is not None:
+            num_read += 1
+            assert {key: own[key] for key in expected} == expected, change
+    assert num_read > len(CHANGES) // 2
