@@ -9,14 +9,13 @@ Redone work is cut into short turns. Between them the trainer has its own parame
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from averaging.arithmetic.delta import pseudo_gradient
-from peer.training.local_training import LocalTrainer, begun_at, put_state, state_of
+from peer.training.local_training import Counters, LocalTrainer, TrainerState, put_state, state_of
 from protocol.errors import LocalProtocolError
 
 MOST_STEPS: Final = 1 << 20
@@ -41,26 +40,18 @@ class RedoneWork:
     """Steps done again at one trainer, which is in one process and holds the whole model.
 
     Args:
-        anchor_N: (N,) float32, the state on which the contributor's round built.
-        schedule_tokens: tokens of the run at the anchor.
-        moments: of this trainer's optimizer when it began its own steps from the anchor, as `state_of` copies them.
+        begun: the state with which this trainer began its own steps from the contributor's anchor, as `state_of` copied it.
 
     Raises:
         LocalProtocolError: the trainer cannot put its own state aside (`state_of`).
     """
 
-    def __init__(
-        self,
-        trainer: LocalTrainer,
-        steps: ClaimedSteps,
-        anchor_N: torch.Tensor,
-        schedule_tokens: int,
-        moments: Sequence[torch.Tensor],
-    ) -> None:
+    def __init__(self, trainer: LocalTrainer, steps: ClaimedSteps, begun: TrainerState) -> None:
         changes = {"peer": steps.peer, "first_step": steps.first_step, "stride": steps.stride}
-        self._trainer, self._anchor_N, self._steps = trainer, anchor_N, steps
-        plan = trainer.plan.model_copy(update=changes)
-        self._state = begun_at(trainer, anchor_N, schedule_tokens, plan, moments)
+        self._trainer, self._begun, self._steps = trainer, begun, steps
+        ready = (0,) * len(begun.counters.ready)
+        counters = Counters(steps.first_step, ready, source_tokens=begun.counters.source_tokens)
+        self._state = replace(begun, plan=begun.plan.model_copy(update=changes), counters=counters)
 
     @property
     def num_left(self) -> int:
@@ -82,5 +73,8 @@ class RedoneWork:
 
     def delta(self) -> torch.Tensor:
         """The contribution that these steps make, (N,) float32, before any encoding."""
-        theta_N = torch.cat([value.detach().to("cpu", torch.float32).reshape(-1) for value in self._state.values])
-        return pseudo_gradient(self._anchor_N, theta_N)
+        return pseudo_gradient(_flat(self._begun), _flat(self._state))
+
+
+def _flat(state: TrainerState) -> torch.Tensor:
+    return torch.cat([value.to(torch.float32).reshape(-1) for value in state.values])

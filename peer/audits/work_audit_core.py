@@ -22,12 +22,20 @@ from typing import Final
 
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
+from protocol.rounds.messages.record import CommitRecord, Contributor
+from protocol.rounds.messages.requests import StepsTaken
 
 STRANGERS_WEIGHT: Final = 10
 """A stranger's work is drawn so many times as often as a member's or a keeper's."""
 
 COMPARED_CHUNKS: Final = 16
 """Chunks of a contribution that an audit compares, or all of a shorter one."""
+
+MOST_COMPARED: Final = 1 << 20
+"""Values of these chunks together, at most, but for a single chunk that is longer."""
+
+MOST_STEPS: Final = 4096
+"""A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
 
 Draw = Callable[[], float]
 """A number in [0, 1) that nobody else can guess."""
@@ -116,3 +124,48 @@ def drawn_contributor(
         if left < 0.0:
             return peer
     return others[-1]
+
+
+def compared_chunks(
+    record: CommitRecord, pair: tuple[PeerId, PeerId], chunk_elements: int, draw: Draw
+) -> tuple[int, ...]:
+    """The numbers of the chunks to compare, drawn from the slices that sum the contributions of both peers; none where no slice does.
+
+    Args:
+        chunk_elements: values of a chunk.
+    """
+    both = [
+        chunk
+        for part in record.slices
+        if not any(each.peer in pair for each in part.omitted)
+        for chunk in range(part.first_chunk, part.stop_chunk)
+    ]
+    most = min(len(both), max(1, min(COMPARED_CHUNKS, MOST_COMPARED // chunk_elements)))
+    for place in range(most):  # the first steps of a shuffle
+        other = place + min(len(both) - place - 1, int(draw() * (len(both) - place)))
+        both[place], both[other] = both[other], both[place]
+    return tuple(sorted(both[:most]))
+
+
+def claimed_steps(entry: Contributor, batch_tokens: int) -> int:
+    """The local steps that a contribution's tokens make; 0 where they make no whole number of steps that can be done again.
+
+    Args:
+        batch_tokens: tokens of a local step.
+    """
+    num_steps, rest = divmod(entry.tokens, batch_tokens)
+    return num_steps if not rest and not entry.lanes and num_steps <= MOST_STEPS else 0
+
+
+def why_not_told(steps: StepsTaken, num_claimed: int, told_until: int) -> str:
+    """Why the steps that a contributor tells cannot be done again; empty where they can.
+
+    Args:
+        num_claimed: as its tokens say.
+        told_until: the place in its data after the steps that it told last time. Text that it told already might be old work.
+    """
+    if steps.num_steps != num_claimed:
+        return f"it tells {steps.num_steps} steps and claims {num_claimed}, as several replicas do"
+    if steps.first_step < told_until:
+        return f"it tells steps from {steps.first_step} on, and told those up to {told_until} already"
+    return ""

@@ -19,7 +19,7 @@ from averaging.models.llama.config import LlamaConfig
 from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_gap
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding, Products, compared
-from peer.training.local_training import LocalTrainer, state_of
+from peer.training.local_training import LocalTrainer, TrainerState, state_of
 from peer.training.training_plan import TrainingPlan
 from protocol.errors import LocalProtocolError
 from protocol.host.work_verdict import VERDICT_DOMAIN, decode_verdict, encode_verdict, verdict_of
@@ -72,25 +72,31 @@ class _World:
     """A round that all peers have contributed to, honestly.
 
     Attributes:
-        before: each one's moments when it began the round.
+        begun: each one's state when it began the round.
         deltas: (N,) float32 of each, as sent.
     """
 
     trainers: Sequence[LocalTrainer]
     anchor_N: torch.Tensor
-    tokens: int
     first_step: int
-    before: Sequence[Sequence[torch.Tensor]]
+    begun: Sequence[TrainerState]
     deltas: Sequence[torch.Tensor]
 
     def redone(self, auditor: int, contributor: int) -> torch.Tensor:
         """The contributor's steps, done again by an auditor beside its training."""
         steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, STEPS)
         trainer = self.trainers[auditor]
-        work = RedoneWork(trainer, steps, self.anchor_N, self.tokens, self.before[auditor])
+        work = RedoneWork(trainer, steps, self.begun[auditor])
         while not work.advance(5):
             pass
         return work.delta()
+
+    def half_of(self, contributor: int) -> torch.Tensor:
+        """The contribution of one that took half of the steps that it claims."""
+        steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, STEPS // 2)
+        work = RedoneWork(self.trainers[contributor], steps, self.begun[contributor])
+        assert work.advance(STEPS)
+        return _sent(work.delta())
 
     def finding(self, sent_N: torch.Tensor, redone_N: torch.Tensor, auditor: int) -> Finding:
         """The finding on what a contributor sent."""
@@ -107,16 +113,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> _World:
     trainers = [LocalTrainer(plan.model_copy(update={"peer": each.peer_id})) for each in SIGNERS]
     anchor_N, tokens = genesis_anchor(model_schema(MODEL), 1), 0
     for number in range(ROUNDS):
-        before = [state_of(trainer).moments for trainer in trainers]
+        begun = []
         for trainer in trainers:
             trainer.load(anchor_N, tokens)
+            begun.append(state_of(trainer))
             for _ in range(STEPS):
                 trainer.step()
         deltas = [_sent(anchor_N - trainer.theta()) for trainer in trainers]
         if number < ROUNDS - 1:
             anchor_N = anchor_N - 0.7 * torch.stack(deltas).mean(0)
             tokens += NUM_PEERS * STEPS * INNER.batch_tokens
-    return _World(trainers, anchor_N, tokens, STEPS * (ROUNDS - 1), before, deltas)
+    return _World(trainers, anchor_N, STEPS * (ROUNDS - 1), begun, deltas)
 
 
 def test_training_goes_on_bit_for_bit_after_work_that_was_redone_in_turns(world: _World) -> None:
@@ -127,13 +134,7 @@ def test_training_goes_on_bit_for_bit_after_work_that_was_redone_in_turns(world:
     assert all(torch.equal(a, b) for a, b in zip(before.values, after.values, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before.moments, after.moments, strict=True))
     assert (before.counters, before.plan, before.schedule_tokens) == (after.counters, after.plan, after.schedule_tokens)
-    whole = RedoneWork(
-        trainer,
-        ClaimedSteps(SIGNERS[0].peer_id, world.first_step, STEPS),
-        world.anchor_N,
-        world.tokens,
-        world.before[1],
-    )
+    whole = RedoneWork(trainer, ClaimedSteps(SIGNERS[0].peer_id, world.first_step, STEPS), world.begun[1])
     assert whole.advance(STEPS)
     assert torch.equal(whole.delta(), redone_N), "turns change nothing"
 
@@ -157,6 +158,8 @@ def _lies(world: _World, contributor: int, auditor: int) -> dict[str, torch.Tens
         "another's work": world.deltas[others[0]],
         "a copy of the auditor's": world.deltas[auditor],
         "the mean of others": torch.stack([world.deltas[number] for number in others]).mean(0),
+        "a copy of another's, made larger": 3.0 * world.deltas[others[0]],
+        "half of the steps": world.half_of(contributor),
         "noise": noise_N,
         "zeros": torch.zeros_like(noise_N),
     }
