@@ -1,8 +1,8 @@
 """Does another peer's local steps again, from the same anchor and on the windows that were assigned to it, beside own training.
 
 The windows of a step follow from the seed, the peer and the step (averaging/data/assignment.py), so anybody can take them. The moments
-are those with which the auditor itself began that round. So they take no bytes, and its own delta of the round has the same ones, with
-which the redone one is compared (peer/audits/work_audit_core.py). Moments from after the round would differ, too.
+are those with which the auditor itself began that round, so they take no bytes. Moments from after the round would differ more. As
+many steps on other windows, from the same state, make a control to compare with (peer/audits/work_audit_core.py).
 
 Redone work is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit.
 """

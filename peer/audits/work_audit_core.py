@@ -1,9 +1,9 @@
 """Which work a peer does again, and what it finds. Pure.
 
-An auditor compares a contribution with the redone delta, that of the same steps done again, and with its own delta of that round. Both
-are of the same run at the same anchor; only the redone one has read the same text with the same number of steps. So the gap
+An auditor compares a contribution with the redone delta, that of the same steps done again, and with a control: the delta of as many
+steps from the same state, on windows that it draws in private. Only the redone one has read the same text. So the gap
 
-    cos(contribution, redone delta) - cos(contribution, own delta)
+    cos(contribution, redone delta) - cos(contribution, control)
 
 is above 0 for work on the assigned windows, and about 0 for work on others, for copies, for averages and for noise. Both deltas begin
 with the same moments, those of the auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of
@@ -43,13 +43,13 @@ Draw = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Inner products over the compared chunks: of the contribution, the redone delta and the auditor's own delta."""
+    """Inner products over the compared chunks: of the contribution, the redone delta and the control."""
 
     contribution_squared: float
     redone_squared: float
-    own_squared: float
+    control_squared: float
     with_redone: float
-    with_own: float
+    with_control: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class Finding:
 
 def compared(products: Products) -> Finding | None:
     """The finding, None where the auditor's own vectors say nothing. A contribution of zeros has a gap of 0."""
-    found = (products.redone_squared, products.own_squared)
+    found = (products.redone_squared, products.control_squared)
     if not all(0.0 < squared < math.inf for squared in found) or not math.isfinite(products.contribution_squared):
         return None
     if not products.contribution_squared > 0.0:
         return Finding(0.0, 0.0)
     length = math.sqrt(products.contribution_squared)
     with_redone = products.with_redone / (length * math.sqrt(products.redone_squared))
-    with_own = products.with_own / (length * math.sqrt(products.own_squared))
-    return Finding(with_redone - with_own, length / math.sqrt(products.redone_squared))
+    with_control = products.with_control / (length * math.sqrt(products.control_squared))
+    return Finding(with_redone - with_control, length / math.sqrt(products.redone_squared))
 
 
 def why_no_audit(
@@ -126,25 +126,23 @@ def drawn_contributor(
     return others[-1]
 
 
-def compared_chunks(
-    record: CommitRecord, pair: tuple[PeerId, PeerId], chunk_elements: int, draw: Draw
-) -> tuple[int, ...]:
-    """The numbers of the chunks to compare, drawn from the slices that sum the contributions of both peers; none where no slice does.
+def compared_chunks(record: CommitRecord, contributor: PeerId, chunk_elements: int, draw: Draw) -> tuple[int, ...]:
+    """The numbers of the chunks to compare, drawn from the slices that sum the contribution; none where no slice does.
 
     Args:
         chunk_elements: values of a chunk.
     """
-    both = [
+    summed = [
         chunk
         for part in record.slices
-        if not any(each.peer in pair for each in part.omitted)
+        if not any(each.peer == contributor for each in part.omitted)
         for chunk in range(part.first_chunk, part.stop_chunk)
     ]
-    most = min(len(both), max(1, min(COMPARED_CHUNKS, MOST_COMPARED // chunk_elements)))
+    most = min(len(summed), max(1, min(COMPARED_CHUNKS, MOST_COMPARED // chunk_elements)))
     for place in range(most):  # the first steps of a shuffle
-        other = place + min(len(both) - place - 1, int(draw() * (len(both) - place)))
-        both[place], both[other] = both[other], both[place]
-    return tuple(sorted(both[:most]))
+        other = place + int(draw() * (len(summed) - place))
+        summed[place], summed[other] = summed[other], summed[place]
+    return tuple(sorted(summed[:most]))
 
 
 def claimed_steps(entry: Contributor, batch_tokens: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from secrets import SystemRandom
+from secrets import SystemRandom, token_hex
 from typing import Final, Protocol, runtime_checkable
 
 import structlog
@@ -174,8 +174,8 @@ class WorkAuditing:
         if peer is None or entry is None:
             return None
         num_steps = claimed_steps(entry, tools.batch_tokens)
-        chunks = compared_chunks(record, (tools.me, peer), grid.chunk_elements, tools.draw)
-        work = await service.fetch_work(record, peer, tools.me, chunks) if num_steps and chunks else None
+        chunks = compared_chunks(record, peer, grid.chunk_elements, tools.draw)
+        work = await service.fetch_work(record, entry, chunks) if num_steps and chunks else None
         if work is None:
             log.info("not_audited", of=peer_name(peer), reason="its steps or chunks were not shown")
             return None
@@ -194,8 +194,10 @@ class WorkAuditing:
 
     async def _audit(self, drawn: _Drawn) -> None:
         """Do the steps again, and bring the verdict to the host."""
-        redone_N = await self._redone(drawn)
-        finding = _finding(drawn.work, redone_N) if redone_N is not None else None
+        redone_N = await self._redone(drawn, drawn.entry.peer)
+        # windows of a name that nobody else knows are random ones
+        control_N = await self._redone(drawn, f"control {token_hex(16)}") if redone_N is not None else None
+        finding = _finding(drawn.work, redone_N, control_N) if redone_N is not None and control_N is not None else None
         if finding is None:
             return
         link, entry = drawn.link, drawn.entry
@@ -207,15 +209,17 @@ class WorkAuditing:
         )
         await self._bring(verdict)
 
-    async def _redone(self, drawn: _Drawn) -> torch.Tensor | None:
-        """The redone delta of the compared chunks, float32, joined; None where the training process cannot make it."""
+    async def _redone(self, drawn: _Drawn, reader: str) -> torch.Tensor | None:
+        """The delta of the drawn steps on the windows of `reader`: its compared chunks, float32, joined. None where the training
+        process cannot make it.
+        """
         steps, size, length = drawn.work.steps, 1, drawn.chunk_elements
-        spans = [(chunk * length, chunk * length + len(theirs_n)) for chunk, (theirs_n, _) in drawn.work.chunks.items()]
+        spans = [(chunk * length, chunk * length + len(sent_n)) for chunk, sent_n in drawn.work.chunks.items()]
         while True:
             await self._until_due()
             order = RedoOrder(
                 schedule_tokens=drawn.base_tokens,
-                peer=drawn.entry.peer,
+                peer=reader,
                 first_step=steps.first_step,
                 num_steps=steps.num_steps,
                 turn_steps=size,
@@ -268,12 +272,17 @@ def _before(service: RoundService, link: ChainLink) -> ChainLink | None:
     return next((each for each in service.chain.links[-4:] if each.commit == link.parent), None)
 
 
-def _finding(work: ShownWork, redone_N: torch.Tensor) -> Finding | None:
+def _finding(work: ShownWork, redone_N: torch.Tensor, control_N: torch.Tensor) -> Finding | None:
     """The finding over the chunks that were shown."""
-    pairs = list(work.chunks.values())
-    theirs_N, own_N = (torch.cat([pair[place] for pair in pairs]).double() for place in range(2))
-    redone_N = redone_N.double()
-    if len(redone_N) != len(theirs_N):
+    sent_N = torch.cat(list(work.chunks.values())).double()
+    redone_N, control_N = redone_N.double(), control_N.double()
+    if not len(sent_N) == len(redone_N) == len(control_N):
         return None
-    products = ((theirs_N, theirs_N), (redone_N, redone_N), (own_N, own_N), (theirs_N, redone_N), (theirs_N, own_N))
-    return compared(Products(*(float(a @ b) for a, b in products)))
+    pairs = (
+        (sent_N, sent_N),
+        (redone_N, redone_N),
+        (control_N, control_N),
+        (sent_N, redone_N),
+        (sent_N, control_N),
+    )
+    return compared(Products(*(float(a @ b) for a, b in pairs)))

@@ -1,4 +1,4 @@
-"""Gets what an audit of somebody's work needs: its local steps, as it says, and some chunks of its contribution and of our own.
+"""Gets what an audit of somebody's work needs: its local steps, as it says, and some chunks of its contribution.
 
 The contributor and the reducers show chunks for a short time after the commit, so it is fetched as soon as that is here.
 
@@ -24,7 +24,6 @@ from averaging.rounds.lineage.unit_chain import UnitChain
 from averaging.rounds.traffic.transfer import PIECE_BYTES, ask_all
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity.names import peer_name
-from protocol.ids import PeerId
 from protocol.rounds.audit.sum_audit_core import Pick
 from protocol.rounds.messages.record import CommitRecord, Contributor, SliceRecord
 from protocol.rounds.messages.requests import FetchSteps, StepsTaken
@@ -39,11 +38,11 @@ class ShownWork:
 
     Attributes:
         steps: those that its contributor says it took.
-        chunks: by number, in order: the values of its chunk and of our own, each float32 of that chunk's length.
+        chunks: the values of each chunk by its number, in order, float32 of that chunk's length.
     """
 
     steps: StepsTaken
-    chunks: Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+    chunks: Mapping[int, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,49 +53,37 @@ class WorkFetch:
     tools: RoundContext
     shown: ShownOffers
 
-    async def fetch(self, record: CommitRecord, of: PeerId, own: PeerId, chunks: Sequence[int]) -> ShownWork | None:
-        """The steps of the contributor `of`, and these chunks of its contribution and of our own, of those that anybody shows. None
-        where it tells no steps, or no chunk is shown. It ends within seconds.
+    async def fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork | None:
+        """The steps of a contributor, and these chunks of its contribution, of those that anybody shows. None where it tells no steps,
+        or no chunk is shown. It ends within seconds.
 
         Args:
-            record: counts both; each chunk lies in a slice that sums both.
+            entry: of that record. Each chunk lies in a slice that sums it.
         """
-        theirs, ours = record.contributor(of), record.contributor(own)
-        if theirs is None or ours is None:
-            return None
-        steps = await steps_told(self.tools.network, record, theirs)
+        steps = await steps_told(self.tools.network, record, entry)
         if steps is None:
             return None
-        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        found: dict[int, torch.Tensor] = {}
         async with trio.open_nursery() as nursery:
             for chunk in chunks:
-                nursery.start_soon(self._take, record, chunk, (theirs, ours), found)
+                nursery.start_soon(self._take, record, entry, chunk, found)
         return ShownWork(steps, {chunk: found[chunk] for chunk in chunks if chunk in found}) if found else None
 
-    async def _take(
-        self,
-        record: CommitRecord,
-        chunk: int,
-        pair: tuple[Contributor, Contributor],
-        found: dict[int, tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
+    async def _take(self, record: CommitRecord, entry: Contributor, chunk: int, found: dict[int, torch.Tensor]) -> None:
         tools, here = self.chain.tools, self.shown.on(record.parent)
-        collected = pair_of(collecting_of(record, Pick(slice_of(record, chunk), chunk), tools.grid, tools.codec), pair)
+        pick = Pick(slice_of(record, chunk), chunk)
+        collected = only_of(entry, collecting_of(record, pick, tools.grid, tools.codec))
         if here is not None:
             collected.take(await self.tools.offload.run(partial(here.shown, chunk, frozenset(collected.missing))))
         await collected.ask_all(self.tools.network)
         if collected.missing:
             return
         begin, stop = tools.grid.bounds(chunk)
-        size = tools.grid.chunk_elements
+        data = collected.found[entry.root].data
         try:
-            theirs_n, own_n = (
-                decode_run(tools.codec, [collected.found[entry.root].data], size, stop - begin) for entry in pair
-            )
+            found[chunk] = decode_run(tools.codec, [data], tools.grid.chunk_elements, stop - begin)
         except RemoteProtocolError as error:  # its reducer would have refused it, too
-            log.info("work_not_decoded", of=peer_name(pair[0].peer), reason=error.one_line())
-            return
-        found[chunk] = theirs_n, own_n
+            log.info("work_not_decoded", of=peer_name(entry.peer), reason=error.one_line())
 
 
 def slice_of(record: CommitRecord, chunk: int) -> SliceRecord:
@@ -104,10 +91,9 @@ def slice_of(record: CommitRecord, chunk: int) -> SliceRecord:
     return next(part for part in record.slices if part.first_chunk <= chunk < part.stop_chunk)
 
 
-def pair_of(collecting: Collecting, pair: Sequence[Contributor]) -> Collecting:
-    """The same with the contributions of this pair alone."""
-    roots = {entry.root for entry in pair}
-    inputs = tuple(each for each in collecting.what.inputs if each.root in roots)
+def only_of(entry: Contributor, collecting: Collecting) -> Collecting:
+    """The same with the contribution of this contributor alone."""
+    inputs = tuple(each for each in collecting.what.inputs if each.root == entry.root)
     return replace(collecting, what=replace(collecting.what, inputs=inputs))
 
 

@@ -91,11 +91,18 @@ class World:
         assert work.advance(STEPS)
         return sent(work.delta())
 
-    def finding(self, sent_N: torch.Tensor, redone_N: torch.Tensor, auditor: int) -> Finding:
+    def control(self, auditor: int) -> torch.Tensor:
+        """As many steps of an auditor on windows of its own choice."""
+        work = RedoneWork(
+            self.trainers[auditor], ClaimedSteps("a control", self.first_step, STEPS), self.begun[auditor]
+        )
+        assert work.advance(STEPS)
+        return work.delta()
+
+    def finding(self, sent_N: torch.Tensor, redone_N: torch.Tensor, control_N: torch.Tensor) -> Finding:
         """The finding on what a contributor sent."""
-        own_N = self.deltas[auditor]
-        products = [float(a @ b) for a, b in ((sent_N, sent_N), (redone_N, redone_N), (own_N, own_N))]
-        found = compared(Products(*products, float(sent_N @ redone_N), float(sent_N @ own_N)))
+        products = [float(a @ b) for a, b in ((sent_N, sent_N), (redone_N, redone_N), (control_N, control_N))]
+        found = compared(Products(*products, float(sent_N @ redone_N), float(sent_N @ control_N)))
         assert found is not None
         return found
 

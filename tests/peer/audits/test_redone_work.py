@@ -65,14 +65,15 @@ def test_assigned_work_passes_with_every_auditor_and_makes_a_member_and_other_wo
     verdicts: list[KnownVerdict] = []
     lying: dict[str, list[KnownVerdict]] = {}
     for auditor in range(stranger):
+        control_N = world.control(auditor)
         for contributor in (each for each in range(NUM_PEERS) if each != auditor):
             number += 1
             redone_N = world.redone(auditor, contributor)
-            honest = world.finding(world.deltas[contributor], redone_N, auditor)
+            honest = world.finding(world.deltas[contributor], redone_N, control_N)
             verdicts.append(_verdict(auditor, contributor, honest, number))
             if contributor == stranger:
                 for name, sent_N in lies(world, contributor, auditor).items():
-                    found = world.finding(sent_N, redone_N, auditor)
+                    found = world.finding(sent_N, redone_N, control_N)
                     lying.setdefault(name, []).append(_verdict(auditor, contributor, found, number))
     # the keepers' verdicts about each other come again, as in later rounds, until there are enough for a usual gap
     trusted: set[PeerId] = {signer.peer_id for signer in SIGNERS[:stranger]}
