@@ -3,11 +3,12 @@
 An auditor compares a contribution with the redone delta, that of the same steps done again, and with a control: the delta of as many
 steps from the same state, on windows that it draws in private. Only the redone one has read the same text. So the gap
 
-    cos(contribution, redone delta) - cos(contribution, control)
+    (cos(contribution, redone delta) - cos(contribution, control)) / (1 - cos(redone delta, control))
 
-is above 0 for work on the assigned windows, and about 0 for work on others, for copies, for averages and for noise. Both deltas begin
-with the same moments, those of the auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of
-the vectors are enough: nobody knows before which ones are compared.
+is 1 for the redone delta itself, somewhat less for work on the assigned windows with other moments, however many steps it took, and
+about 0 for work on other windows, for copies, for averages and for noise. Both deltas begin with the same moments, those of the auditor
+at the start of the round, so these cancel out, and none have to be sent. Random chunks of the vectors are enough: nobody knows before
+which ones are compared.
 
 Assigned data against other data was first compared by loss (Gauntlet, https://arxiv.org/abs/2505.21684); spot checks of volunteers'
 work are those of Sarmenta (https://doi.org/10.1016/S0167-739X(01)00077-2).
@@ -37,19 +38,30 @@ MOST_COMPARED: Final = 1 << 20
 MOST_STEPS: Final = 4096
 """A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
 
+LEAST_STEPS: Final = 16
+"""Fewer local steps say too little of the windows that they read."""
+
+LEAST_DIFFERENCE: Final = 1e-3
+"""Of 1 - cos(redone delta, control). Below it the windows make no difference, and nothing can be told."""
+
+LARGEST_GAP: Final = 2.0
+
 Draw = Callable[[], float]
 """A number in [0, 1) that nobody else can guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Inner products over the compared chunks: of the contribution, the redone delta and the control."""
+    """Inner products over the compared chunks: of the contribution, the redone delta and the control. `with_redone` and `with_control`
+    are the contribution's, `between` that of the other two.
+    """
 
     contribution_squared: float
     redone_squared: float
     control_squared: float
     with_redone: float
     with_control: float
+    between: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class Finding:
     """The word of redone work on a contribution.
 
     Attributes:
-        gap: within [-2, 2]; see above.
+        gap: see above; cut to [-2, 2].
         length_ratio: the length of the contribution over that of the redone delta, at least 0.
     """
 
@@ -66,16 +78,20 @@ class Finding:
 
 
 def compared(products: Products) -> Finding | None:
-    """The finding, None where the auditor's own vectors say nothing. A contribution of zeros has a gap of 0."""
+    """The finding, None where the auditor's two deltas say nothing. A contribution of zeros has a gap of 0."""
     found = (products.redone_squared, products.control_squared)
     if not all(0.0 < squared < math.inf for squared in found) or not math.isfinite(products.contribution_squared):
+        return None
+    difference = 1.0 - products.between / math.sqrt(products.redone_squared * products.control_squared)
+    if not difference >= LEAST_DIFFERENCE:
         return None
     if not products.contribution_squared > 0.0:
         return Finding(0.0, 0.0)
     length = math.sqrt(products.contribution_squared)
     with_redone = products.with_redone / (length * math.sqrt(products.redone_squared))
     with_control = products.with_control / (length * math.sqrt(products.control_squared))
-    return Finding(with_redone - with_control, length / math.sqrt(products.redone_squared))
+    gap = max(-LARGEST_GAP, min(LARGEST_GAP, (with_redone - with_control) / difference))
+    return Finding(gap, length / math.sqrt(products.redone_squared))
 
 
 def why_no_audit(
@@ -146,13 +162,13 @@ def compared_chunks(record: CommitRecord, contributor: PeerId, chunk_elements: i
 
 
 def claimed_steps(entry: Contributor, batch_tokens: int) -> int:
-    """The local steps that a contribution's tokens make; 0 where they make no whole number of steps that can be done again.
+    """The local steps that a contribution's tokens make; 0 where they make no whole number, or too few or too many to judge.
 
     Args:
         batch_tokens: tokens of a local step.
     """
     num_steps, rest = divmod(entry.tokens, batch_tokens)
-    return num_steps if not rest and not entry.lanes and num_steps <= MOST_STEPS else 0
+    return num_steps if not rest and not entry.lanes and LEAST_STEPS <= num_steps <= MOST_STEPS else 0
 
 
 def why_not_told(steps: StepsTaken, num_claimed: int, told_until: int) -> str:

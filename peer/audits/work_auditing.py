@@ -177,7 +177,7 @@ class WorkAuditing:
         chunks = compared_chunks(record, peer, grid.chunk_elements, tools.draw)
         work = await service.fetch_work(record, entry, chunks) if num_steps and chunks else None
         if work is None:
-            log.info("not_audited", of=peer_name(peer), reason="its steps or chunks were not shown")
+            log.info("not_audited", of=peer_name(peer), reason="too few or too many steps, or nothing was shown")
             return None
         reason = why_not_told(work.steps, num_steps, self._told.get(peer, 0))
         if reason:
@@ -284,5 +284,6 @@ def _finding(work: ShownWork, redone_N: torch.Tensor, control_N: torch.Tensor) -
         (control_N, control_N),
         (sent_N, redone_N),
         (sent_N, control_N),
+        (redone_N, control_N),
     )
     return compared(Products(*(float(a @ b) for a, b in pairs)))

@@ -102,7 +102,9 @@ class World:
     def finding(self, sent_N: torch.Tensor, redone_N: torch.Tensor, control_N: torch.Tensor) -> Finding:
         """The finding on what a contributor sent."""
         products = [float(a @ b) for a, b in ((sent_N, sent_N), (redone_N, redone_N), (control_N, control_N))]
-        found = compared(Products(*products, float(sent_N @ redone_N), float(sent_N @ control_N)))
+        found = compared(
+            Products(*products, float(sent_N @ redone_N), float(sent_N @ control_N), float(redone_N @ control_N))
+        )
         assert found is not None
         return found
 

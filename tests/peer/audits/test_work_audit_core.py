@@ -3,12 +3,15 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from peer.audits.work_audit_core import (
     COMPARED_CHUNKS,
+    LARGEST_GAP,
+    LEAST_STEPS,
     MOST_COMPARED,
     MOST_STEPS,
     STRANGERS_WEIGHT,
@@ -40,21 +43,50 @@ FINE = {
 }
 
 
-def test_the_gap_is_the_difference_of_two_cosines_and_the_length_is_over_the_redone_one() -> None:
-    # a contribution of length 2 that lies along the redone one, of length 4, and across the control
-    assert compared(Products(4.0, 16.0, 9.0, with_redone=8.0, with_control=0.0)) == Finding(1.0, 0.5)
-    assert compared(Products(4.0, 16.0, 9.0, with_redone=-8.0, with_control=6.0)) == Finding(-2.0, 0.5)
+def _products(contribution_n: Sequence[float], redone_n: Sequence[float], control_n: Sequence[float]) -> Products:
+    three = (contribution_n, redone_n, control_n)
+    squared = [math.fsum(value * value for value in each) for each in three]
+    pairs = ((contribution_n, redone_n), (contribution_n, control_n), (redone_n, control_n))
+    return Products(*squared, *(math.fsum(a * b for a, b in zip(*pair, strict=True)) for pair in pairs))
+
+
+def test_the_gap_is_1_for_the_redone_delta_and_minus_1_for_the_control_however_near_they_are() -> None:
+    for redone_n, control_n in (((4.0, 0.0), (0.0, 3.0)), ((4.0, 0.0), (3.9, 0.5)), ((4.0, 0.0), (-1.0, 0.0))):
+        near = compared(_products(redone_n, redone_n, control_n))
+        far = compared(_products(control_n, redone_n, control_n))
+        assert near is not None
+        assert far is not None
+        assert (near.gap, far.gap) == (pytest.approx(1.0), pytest.approx(-1.0))
+        assert near.length_ratio == pytest.approx(1.0)
+
+
+def test_the_length_is_over_that_of_the_redone_delta_and_changes_no_gap() -> None:
+    short, long = (compared(_products((size, size), (4.0, 0.0), (0.0, 3.0))) for size in (1.0, 100.0))
+    assert short is not None
+    assert long is not None
+    assert (short.gap, long.gap) == (pytest.approx(0.0), pytest.approx(0.0))
+    assert long.length_ratio == pytest.approx(100.0 * short.length_ratio) == pytest.approx(100.0 * math.sqrt(2.0) / 4.0)
+
+
+def test_a_gap_beyond_its_bounds_is_cut() -> None:
+    found = compared(_products((1.0, -10.0), (100.0, 0.0), (100.0, 10.0)))
+    assert found is not None
+    assert found.gap == LARGEST_GAP
+
+
+def test_where_the_windows_make_no_difference_there_is_no_finding() -> None:
+    assert compared(_products((1.0, 1.0), (4.0, 0.0), (4.0, 0.001))) is None
 
 
 @pytest.mark.parametrize("wrong", [0.0, math.inf, math.nan, -1.0])
-def test_vectors_of_the_auditor_that_say_nothing_give_no_finding(wrong: float) -> None:
-    assert compared(Products(1.0, wrong, 1.0, 0.0, 0.0)) is None
-    assert compared(Products(1.0, 1.0, wrong, 0.0, 0.0)) is None
+def test_deltas_of_the_auditor_that_say_nothing_give_no_finding(wrong: float) -> None:
+    assert compared(Products(1.0, wrong, 1.0, 0.0, 0.0, 0.0)) is None
+    assert compared(Products(1.0, 1.0, wrong, 0.0, 0.0, 0.0)) is None
 
 
 def test_a_contribution_of_zeros_has_no_gap_and_no_length_and_one_beyond_all_numbers_no_finding() -> None:
-    assert compared(Products(0.0, 1.0, 1.0, 0.0, 0.0)) == Finding(0.0, 0.0)
-    assert compared(Products(math.inf, 1.0, 1.0, 0.0, 0.0)) is None
+    assert compared(Products(0.0, 1.0, 1.0, 0.0, 0.0, 0.0)) == Finding(0.0, 0.0)
+    assert compared(Products(math.inf, 1.0, 1.0, 0.0, 0.0, 0.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -101,12 +133,13 @@ def _entry(tokens: int) -> Contributor:
     return replace(RECORD.contributors[0], tokens=tokens)
 
 
-def test_tokens_that_are_no_whole_steps_or_too_many_of_them_are_not_done_again() -> None:
-    assert claimed_steps(_entry(640), 64) == 10
-    assert claimed_steps(_entry(650), 64) == 0
+def test_tokens_that_are_no_whole_steps_or_too_few_or_too_many_of_them_are_not_done_again() -> None:
+    assert claimed_steps(_entry(64 * LEAST_STEPS), 64) == LEAST_STEPS
+    assert claimed_steps(_entry(64 * LEAST_STEPS + 10), 64) == 0
+    assert claimed_steps(_entry(64 * (LEAST_STEPS - 1)), 64) == 0
     assert claimed_steps(_entry(64 * MOST_STEPS), 64) == MOST_STEPS
     assert claimed_steps(_entry(64 * (MOST_STEPS + 1)), 64) == 0
-    assert claimed_steps(replace(_entry(64), lanes=(LanePart(1, 1, 64),)), 64) == 0
+    assert claimed_steps(replace(_entry(1280), lanes=(LanePart(1, 1, 1280),)), 64) == 0
 
 
 def test_told_steps_are_those_that_the_tokens_claim_and_were_not_told_before() -> None:

@@ -34,7 +34,7 @@ from tests.protocol.rounds.messages.test_wire import RECORD
 LENGTH = 1024
 AUDITOR, CONTRIBUTOR = 0, NUM_PEERS - 1
 ME, STRANGER = SIGNERS[AUDITOR].peer_id, SIGNERS[CONTRIBUTOR].peer_id
-USUAL = 0.08
+USUAL = 0.85
 """The usual gap of this world."""
 
 
