@@ -25,7 +25,7 @@ LEAST_USUAL_GAP: Final = 0.2
 PASS_SHARE: Final = 0.5
 """Work passes if its gap is above this share of the usual one."""
 
-LEAST_LENGTH: Final = 0.6
+LEAST_LENGTH: Final = 0.55
 """A contribution shorter than this part of the redone delta was made in fewer steps than it claims."""
 
 MEMBER_PASSES: Final = 10

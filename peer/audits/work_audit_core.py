@@ -6,9 +6,9 @@ steps from the same state, on windows that it draws in private. Only the redone 
     (cos(contribution, redone delta) - cos(contribution, control)) / (1 - cos(redone delta, control))
 
 is 1 for the redone delta itself, somewhat less for work on the assigned windows with other moments, however many steps it took, and
-about 0 for work on other windows, for copies, for averages and for noise. Both deltas begin with the same moments, those of the auditor
-at the start of the round, so these cancel out, and none have to be sent. Random chunks of the vectors are enough: nobody knows before
-which ones are compared.
+about 0 for work on other windows, for copies, for averages and for noise. Both deltas begin with the same moments, those of the
+auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of the vectors are enough: nobody knows
+before which ones are compared.
 
 Assigned data against other data was first compared by loss (Gauntlet, https://arxiv.org/abs/2505.21684); spot checks of volunteers'
 work are those of Sarmenta (https://doi.org/10.1016/S0167-739X(01)00077-2).

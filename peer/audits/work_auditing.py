@@ -127,6 +127,7 @@ class WorkAuditing:
         head = service.state.link
         while True:
             await self._keep(service, head)
+            await self._free(head)
             head = await _next_link(service, head)
             drawn = await self._drawn(service, head)
             if drawn is None:
@@ -146,6 +147,12 @@ class WorkAuditing:
             await service.wait_adopted()
             if service.state.link.commit == head.commit and await self._order(Command(op="audit_keep")) is not None:
                 self._asked.append(head.commit)
+
+    async def _free(self, head: ChainLink) -> None:
+        """Once no beginning is of use any more, have those that were kept forgotten: they take memory."""
+        if self._asked and not any(each in (head.commit, head.parent) for each in self._asked):
+            self._asked.clear()
+            await self._order(Command(op="audit_forget"))
 
     @property
     def _standing(self) -> PeerStanding:

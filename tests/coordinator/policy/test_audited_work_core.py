@@ -84,8 +84,8 @@ def test_fails_that_lie_far_apart_are_accidents() -> None:
 
 
 def test_a_contribution_of_fewer_steps_than_it_claims_fails_though_it_points_right() -> None:
-    (short,) = _verdicts(("a", GOOD), length=0.55)
-    (whole,) = _verdicts(("a", GOOD), length=0.65)
+    (short,) = _verdicts(("a", GOOD), length=0.54)
+    (whole,) = _verdicts(("a", GOOD), length=0.56)
     assert passes(whole, USUAL)
     assert not passes(short, USUAL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -65,6 +66,7 @@ class _Scene:
     verdicts: list[WorkVerdict] = field(default_factory=list)
     allowed: Callable[[], bool] = lambda: True
     first_redo_s: float = 0.0
+    draw: Callable[[], float] = random.Random(1).random
 
     def __post_init__(self) -> None:
         self.turns = AuditTurns(self.world.trainers[AUDITOR])
@@ -116,8 +118,11 @@ class _Scene:
             self.first_redo_s = trio.current_time()
         if command.op == "audit_keep":
             redone = self.turns.keep_next()
+        elif command.redo is not None:
+            redone = self.turns.redo(command.redo)
         else:
-            redone = self.turns.redo(command.redo) if command.redo is not None else Redone()
+            self.turns.forget()
+            redone = Redone()
         sent = Reply(number=1, redone=redone).model_dump_json()
         return Reply.model_validate_json(sent)
 
@@ -143,6 +148,7 @@ class _Scene:
             self._signed,
             self._send,
             lambda _: None,
+            self.draw,
         )
         auditing, trainer = WorkAuditing(tools, TimeBudget(trio.current_time())), self.world.trainers[AUDITOR]
         before = state_of(trainer)
@@ -185,6 +191,17 @@ async def test_honest_work_of_a_stranger_gets_a_verdict_that_passes(
     assert (verdict.contributor, verdict.root, verdict.commit) == (STRANGER, _root(CONTRIBUTOR), _id(3))
     assert _passes(verdict)
     assert scene.ops.count("audit_redo") > 1, "its steps are taken in turns"
+
+
+async def test_memory_of_a_kept_beginning_is_freed_once_its_round_is_audited_and_no_other_is_drawn(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    draws = iter([0.0])
+    scene = replace(_scene(world), share=0.5, draw=lambda: next(draws, 0.9))
+    await scene.run()
+    assert len(scene.verdicts) == 1
+    assert (scene.ops[0], scene.ops[-1]) == ("audit_keep", "audit_forget")
+    assert scene.ops.count("audit_keep") == 1
 
 
 @pytest.mark.parametrize("kind", ["noise", "a copy of another's, made larger", "half of the steps", "zeros"])
