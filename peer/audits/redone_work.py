@@ -14,7 +14,6 @@ from typing import Final
 
 import torch
 
-from averaging.arithmetic.delta import pseudo_gradient
 from peer.training.local_training import Counters, LocalTrainer, TrainerState, put_state, state_of
 from protocol.errors import LocalProtocolError
 
@@ -72,8 +71,8 @@ class RedoneWork:
         return not self.num_left
 
     def delta(self) -> torch.Tensor:
-        """The contribution that these steps make, (N,) float32, before any encoding."""
-        return pseudo_gradient(_flat(self._begun), _flat(self._state))
+        """The contribution that these steps make, (N,) float32, before any encoding: what they subtracted from the beginning."""
+        return torch.sub(_flat(self._begun), _flat(self._state))
 
 
 def _flat(state: TrainerState) -> torch.Tensor:
