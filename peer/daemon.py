@@ -35,6 +35,7 @@ from averaging.storage.disk_room import DiskMeter
 from averaging.storage.file_storage import FileStorage, clear_unfinished
 from averaging.system.leave_signals import watch_signals
 from averaging.trio_errors import run_single_error
+from peer.audits.audited_run import audit_work
 from peer.cards.own_cards import OwnCards, own_cards
 from peer.checks.reach import find_outbound_only
 from peer.gate.host_gate import opened_gate, take_host_commits
@@ -440,6 +441,7 @@ async def _rounds(
         nursery.start_soon(_begin_training, life, services, trainer, first)
         await nursery.start(rounds.run)
         nursery.start_soon(watch_isolation, joined, rounds)
+        nursery.start_soon(audit_work, joined, service, trainer)
         if reporter.gate is not None:
             reporter.gate.take_commits = take_host_commits(service)
             nursery.start_soon(reporter.gate.pass_on, joined.network, joined.roster.listed, joined.roster.check_member)

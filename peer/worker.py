@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from averaging.gc_freeze import frozen_imports
 
 with frozen_imports():
+    from peer.audits.audit_turns import AuditTurns
     from peer.machine.card_faults import card_fault
     from peer.machine.device import card_uuid, choose_device, held_by_others, is_out_of_memory
     from peer.pipeline.stage.stage_channel import StagePlan
@@ -54,6 +55,7 @@ with frozen_imports():
         OutOfMemory,
         ProfileOrder,
         Progress,
+        Redone,
         Reply,
         SharedVectors,
         frame,
@@ -99,6 +101,7 @@ class Worker:
         self._was_loaded = False
         self._still_until_s = 0.0
         self._profile: StepProfile | None = None
+        self._audits = AuditTurns(trainer)
         self._leaving: Reply | None = None
         """The reply to a snapshot that is still being written."""
 
@@ -275,10 +278,12 @@ class Worker:
             case "load":
                 trainer.load_unit(unit, vectors.part(command.area, span), command.schedule_tokens)
                 self._was_loaded = True
+                self._audits.begins()
             case "shift":
                 shift_N = vectors.part(command.area, span)
                 trainer.keep(unit, command.kept)
                 trainer.shift(shift_N, command.credited_tokens, command.schedule_tokens, unit)
+                self._audits.begins()
             case "snapshot":
                 trainer.send_theta(vectors.part(Area.OUT, span), unit)
                 self._still_until_s = time.perf_counter() + command.still_s
@@ -291,6 +296,8 @@ class Worker:
                 )
             case "evaluate" | "evaluate_prose" | "score":
                 return self._evaluated(command)
+            case "audit_keep" | "audit_redo" | "audit_forget":
+                return Reply(number=command.number, redone=self._audited(command))
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":
@@ -305,6 +312,14 @@ class Worker:
                 self._is_paused = not trainer.plan.trains
         self._tell_progress()
         return Reply(number=command.number)
+
+    def _audited(self, command: Command) -> Redone:
+        if command.op == "audit_keep":
+            return self._audits.keep_next()
+        if command.redo is not None:
+            return self._audits.redo(command.redo)
+        self._audits.forget()
+        return Redone()
 
     def _begin_profile(self, order: ProfileOrder | None) -> None:
         """Record the next steps, on the first rank alone. A recording that is under way goes on."""

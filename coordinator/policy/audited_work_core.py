@@ -19,13 +19,13 @@ from protocol.ids import CommitId, PeerId
 FEWEST_GAPS: Final = 8
 """With fewer verdicts about keepers and members no gap is usual yet, and nothing passes or fails."""
 
-LEAST_USUAL_GAP: Final = 0.03
+LEAST_USUAL_GAP: Final = 0.2
 """Below it honest work and other work lie too close together to tell them apart by a single verdict."""
 
-PASS_SHARE: Final = 0.4
+PASS_SHARE: Final = 0.5
 """Work passes if its gap is above this share of the usual one."""
 
-LEAST_LENGTH: Final = 0.5
+LEAST_LENGTH: Final = 0.55
 """A contribution shorter than this part of the redone delta was made in fewer steps than it claims."""
 
 MEMBER_PASSES: Final = 10

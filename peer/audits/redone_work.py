@@ -1,22 +1,20 @@
 """Does another peer's local steps again, from the same anchor and on the windows that were assigned to it, beside own training.
 
 The windows of a step follow from the seed, the peer and the step (averaging/data/assignment.py), so anybody can take them. The moments
-are those with which the auditor itself began that round. So they take no bytes, and its own delta of the round has the same ones, with
-which the redone one is compared (peer/audits/work_audit_core.py). Moments from after the round would differ, too.
+are those with which the auditor itself began that round, so they take no bytes. Moments from after the round would differ more. As
+many steps on other windows, from the same state, make a control to compare with (peer/audits/work_audit_core.py).
 
 Redone work is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
-from averaging.arithmetic.delta import pseudo_gradient
-from peer.training.local_training import LocalTrainer, begun_at, put_state, state_of
+from peer.training.local_training import Counters, LocalTrainer, TrainerState, put_state, state_of
 from protocol.errors import LocalProtocolError
 
 MOST_STEPS: Final = 1 << 20
@@ -41,26 +39,18 @@ class RedoneWork:
     """Steps done again at one trainer, which is in one process and holds the whole model.
 
     Args:
-        anchor_N: (N,) float32, the state on which the contributor's round built.
-        schedule_tokens: tokens of the run at the anchor.
-        moments: of this trainer's optimizer when it began its own steps from the anchor, as `state_of` copies them.
+        begun: the state with which this trainer began its own steps from the contributor's anchor, as `state_of` copied it.
 
     Raises:
         LocalProtocolError: the trainer cannot put its own state aside (`state_of`).
     """
 
-    def __init__(
-        self,
-        trainer: LocalTrainer,
-        steps: ClaimedSteps,
-        anchor_N: torch.Tensor,
-        schedule_tokens: int,
-        moments: Sequence[torch.Tensor],
-    ) -> None:
+    def __init__(self, trainer: LocalTrainer, steps: ClaimedSteps, begun: TrainerState) -> None:
         changes = {"peer": steps.peer, "first_step": steps.first_step, "stride": steps.stride}
-        self._trainer, self._anchor_N, self._steps = trainer, anchor_N, steps
-        plan = trainer.plan.model_copy(update=changes)
-        self._state = begun_at(trainer, anchor_N, schedule_tokens, plan, moments)
+        self._trainer, self._begun, self._steps = trainer, begun, steps
+        ready = (0,) * len(begun.counters.ready)
+        counters = Counters(steps.first_step, ready, source_tokens=begun.counters.source_tokens)
+        self._state = replace(begun, plan=begun.plan.model_copy(update=changes), counters=counters)
 
     @property
     def num_left(self) -> int:
@@ -81,6 +71,9 @@ class RedoneWork:
         return not self.num_left
 
     def delta(self) -> torch.Tensor:
-        """The contribution that these steps make, (N,) float32, before any encoding."""
-        theta_N = torch.cat([value.detach().to("cpu", torch.float32).reshape(-1) for value in self._state.values])
-        return pseudo_gradient(self._anchor_N, theta_N)
+        """The contribution that these steps make, (N,) float32, before any encoding: what they subtracted from the beginning."""
+        return torch.sub(_flat(self._begun), _flat(self._state))
+
+
+def _flat(state: TrainerState) -> torch.Tensor:
+    return torch.cat([value.to(torch.float32).reshape(-1) for value in state.values])

@@ -1,13 +1,14 @@
 """Which work a peer does again, and what it finds. Pure.
 
-An auditor compares a contribution with the redone delta, that of the same steps done again, and with its own delta of that round. Both
-are of the same run at the same anchor; only the redone one has read the same text with the same number of steps. So the gap
+An auditor compares a contribution with the redone delta, that of the same steps done again, and with a control: the delta of as many
+steps from the same state, on windows that it draws in private. Only the redone one has read the same text. So the gap
 
-    cos(contribution, redone delta) - cos(contribution, own delta)
+    (cos(contribution, redone delta) - cos(contribution, control)) / (1 - cos(redone delta, control))
 
-is above 0 for work on the assigned windows, and about 0 for work on others, for copies, for averages and for noise. Both deltas begin
-with the same moments, those of the auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of
-the vectors are enough: nobody knows before which ones are compared.
+is 1 for the redone delta itself, somewhat less for work on the assigned windows with other moments, however many steps it took, and
+about 0 for work on other windows, for copies, for averages and for noise. Both deltas begin with the same moments, those of the
+auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of the vectors are enough: nobody knows
+before which ones are compared.
 
 Assigned data against other data was first compared by loss (Gauntlet, https://arxiv.org/abs/2505.21684); spot checks of volunteers'
 work are those of Sarmenta (https://doi.org/10.1016/S0167-739X(01)00077-2).
@@ -22,6 +23,8 @@ from typing import Final
 
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
+from protocol.rounds.messages.record import CommitRecord, Contributor
+from protocol.rounds.messages.requests import StepsTaken
 
 STRANGERS_WEIGHT: Final = 10
 """A stranger's work is drawn so many times as often as a member's or a keeper's."""
@@ -29,19 +32,36 @@ STRANGERS_WEIGHT: Final = 10
 COMPARED_CHUNKS: Final = 16
 """Chunks of a contribution that an audit compares, or all of a shorter one."""
 
+MOST_COMPARED: Final = 1 << 20
+"""Values of these chunks together, at most, but for a single chunk that is longer."""
+
+MOST_STEPS: Final = 4096
+"""A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
+
+LEAST_STEPS: Final = 16
+"""Fewer local steps say too little of the windows that they read."""
+
+LEAST_DIFFERENCE: Final = 1e-3
+"""Of 1 - cos(redone delta, control). Below it the windows make no difference, and nothing can be told."""
+
+LARGEST_GAP: Final = 2.0
+
 Draw = Callable[[], float]
 """A number in [0, 1) that nobody else can guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Inner products over the compared chunks: of the contribution, the redone delta and the auditor's own delta."""
+    """Inner products over the compared chunks: of the contribution, the redone delta and the control. `with_redone` and `with_control`
+    are the contribution's, `between` that of the other two.
+    """
 
     contribution_squared: float
     redone_squared: float
-    own_squared: float
+    control_squared: float
     with_redone: float
-    with_own: float
+    with_control: float
+    between: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +69,7 @@ class Finding:
     """The word of redone work on a contribution.
 
     Attributes:
-        gap: within [-2, 2]; see above.
+        gap: see above; cut to [-2, 2].
         length_ratio: the length of the contribution over that of the redone delta, at least 0.
     """
 
@@ -58,16 +78,20 @@ class Finding:
 
 
 def compared(products: Products) -> Finding | None:
-    """The finding, None where the auditor's own vectors say nothing. A contribution of zeros has a gap of 0."""
-    found = (products.redone_squared, products.own_squared)
+    """The finding, None where the auditor's two deltas say nothing. A contribution of zeros has a gap of 0."""
+    found = (products.redone_squared, products.control_squared)
     if not all(0.0 < squared < math.inf for squared in found) or not math.isfinite(products.contribution_squared):
+        return None
+    difference = 1.0 - products.between / math.sqrt(products.redone_squared * products.control_squared)
+    if not difference >= LEAST_DIFFERENCE:
         return None
     if not products.contribution_squared > 0.0:
         return Finding(0.0, 0.0)
     length = math.sqrt(products.contribution_squared)
     with_redone = products.with_redone / (length * math.sqrt(products.redone_squared))
-    with_own = products.with_own / (length * math.sqrt(products.own_squared))
-    return Finding(with_redone - with_own, length / math.sqrt(products.redone_squared))
+    with_control = products.with_control / (length * math.sqrt(products.control_squared))
+    gap = max(-LARGEST_GAP, min(LARGEST_GAP, (with_redone - with_control) / difference))
+    return Finding(gap, length / math.sqrt(products.redone_squared))
 
 
 def why_no_audit(
@@ -116,3 +140,46 @@ def drawn_contributor(
         if left < 0.0:
             return peer
     return others[-1]
+
+
+def compared_chunks(record: CommitRecord, contributor: PeerId, chunk_elements: int, draw: Draw) -> tuple[int, ...]:
+    """The numbers of the chunks to compare, drawn from the slices that sum the contribution; none where no slice does.
+
+    Args:
+        chunk_elements: values of a chunk.
+    """
+    summed = [
+        chunk
+        for part in record.slices
+        if not any(each.peer == contributor for each in part.omitted)
+        for chunk in range(part.first_chunk, part.stop_chunk)
+    ]
+    most = min(len(summed), max(1, min(COMPARED_CHUNKS, MOST_COMPARED // chunk_elements)))
+    for place in range(most):  # the first steps of a shuffle
+        other = place + int(draw() * (len(summed) - place))
+        summed[place], summed[other] = summed[other], summed[place]
+    return tuple(sorted(summed[:most]))
+
+
+def claimed_steps(entry: Contributor, batch_tokens: int) -> int:
+    """The local steps that a contribution's tokens make; 0 where they make no whole number, or too few or too many to judge.
+
+    Args:
+        batch_tokens: tokens of a local step.
+    """
+    num_steps, rest = divmod(entry.tokens, batch_tokens)
+    return num_steps if not rest and not entry.lanes and LEAST_STEPS <= num_steps <= MOST_STEPS else 0
+
+
+def why_not_told(steps: StepsTaken, num_claimed: int, told_until: int) -> str:
+    """Why the steps that a contributor tells cannot be done again; empty where they can.
+
+    Args:
+        num_claimed: as its tokens say.
+        told_until: the place in its data after the steps that it told last time. Text that it told already might be old work.
+    """
+    if steps.num_steps != num_claimed:
+        return f"it tells {steps.num_steps} steps and claims {num_claimed}, as several replicas do"
+    if steps.first_step < told_until:
+        return f"it tells steps from {steps.first_step} on, and told those up to {told_until} already"
+    return ""

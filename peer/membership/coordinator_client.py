@@ -414,6 +414,10 @@ class CoordinatorClient:
         """
         await self._call("Score", pb.Sealed(envelope=sealed).SerializeToString())
 
+    async def send_verdict(self, sealed: bytes) -> None:
+        """Bring a signed verdict about another's work to the host. Raises as `send_score`."""
+        await self._call("Verdict", pb.Sealed(envelope=sealed).SerializeToString())
+
     async def list_checkpoints(self) -> Sequence[CheckpointEntry]:
         """The checkpoints that the host holds, oldest first. Raises as `report`."""
         return decode_checkpoints(await self._call("ListCheckpoints", await self._seal(LIST_DOMAIN, b"")))

@@ -93,6 +93,12 @@ class PeerConfig(PlaceConfig):
     reduce_only: bool = False
     """Train nothing and hold no state: only sum contributions for peers that nobody can connect to."""
 
+    audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """Share of rounds, 0 to 1, after which a keeper of an open run does another peer's work of the round again, to check its claim. It
+    takes twice as many local steps, in a tenth of the time at most. A drawn round takes up to four copies of parameters and moments in
+    memory. 0 for none.
+    """
+
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for training; 0 lets torch choose."""
 

@@ -232,6 +232,12 @@ PEER_METRICS: Final = (
         lambda s: _one(s.rounds_counted),
     ),
     PeerMetric(
+        "potluck_peer_audits",
+        "counter",
+        "Others' work that this process did again, with a verdict that the host took.",
+        lambda s: _one(s.audits),
+    ),
+    PeerMetric(
         "potluck_peer_worker_restarts",
         "counter",
         "Restarts of the training process.",

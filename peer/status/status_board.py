@@ -37,6 +37,7 @@ from peer.training.plan.card_state import CardState
 from peer.training.plan.layout_core import LayoutChoice
 from protocol.grids import grid_g_per_kwh
 from protocol.host.reports import HeldoutResult
+from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import CommitTree, goes_on
@@ -78,13 +79,20 @@ class SeenRound:
 @dataclass
 class GivenToRun:
     """This peer's part in the run over all its starts, as far as it saw the rounds: `rounds` that counted it, with `tokens`.
-    `fresh` rounds are not in the history on disk yet.
+    `fresh` rounds are not in the history on disk yet. This process did `audits` of others' work; `last_audit` tells the newest.
     """
 
     fresh: list[SeenRound] = field(default_factory=list)
     seen: list[tuple[int, int]] = field(default_factory=list)
     rounds: int = 0
     tokens: int = 0
+    audits: int = 0
+    last_audit: str = ""
+
+    def audited(self, contributor: PeerId, gap_ppm: int, length_permille: int) -> None:
+        """The host took our verdict, in millionths and thousandths, on a contributor's work."""
+        found = f"a gap of {gap_ppm / 1e6:.2f} and {length_permille / 10:.0f}% of the length"
+        self.audits, self.last_audit = self.audits + 1, f"{peer_name(contributor)}: {found}"
 
     def saw(self, index: int, own_tokens: int) -> None:
         """A committed round. It replaces itself and later ones, which were of another lineage."""

@@ -127,6 +127,8 @@ def status_of(sources: Sources) -> PeerStatus:
         tokens_counted=board.rounds.tokens_counted,
         run_rounds_counted=board.rounds.given.rounds,
         run_tokens_counted=board.rounds.given.tokens,
+        audits=board.rounds.given.audits,
+        last_audit=board.rounds.given.last_audit,
         first_counted_unix_s=board.rounds.first_counted_unix_s,
         last_round=board.rounds.last,
         started_unix_s=board.started_unix_s,

@@ -247,6 +247,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
         ("standing", _STANDINGS.get(status.standing, "")),
+        ("audits", f"{status.audits} of others' work; the last one of {status.last_audit}" if status.audits else ""),
         ("team", status.team),
         ("start", status.restarted),
         ("root", status.state_root[:16]),

@@ -422,20 +422,26 @@ class TrainerState:
     schedule_tokens: int
 
 
+def why_no_state(trainer: LocalTrainer) -> str:
+    """Why the replica has no such state of its own; empty where it has one."""
+    if trainer.group.size > 1:
+        return "a replica of several ranks"
+    if trainer.plan.mixture is not None:
+        return "a replica of experts"
+    return "products in fp16" if trainer._replica.plan.precision == "fp16" else ""
+
+
 def state_of(trainer: LocalTrainer) -> TrainerState:
-    """A copy of the trainer's state between two steps.
+    """A copy of the trainer's state between two steps, in the machine's memory.
 
     Raises:
-        LocalProtocolError: the replica has no such state of its own: several ranks, other experts' text, or products in fp16.
+        LocalProtocolError: the replica has no such state of its own (`why_no_state`).
     """
-    replica = trainer._replica
-    if trainer.group.size > 1 or trainer.plan.mixture is not None or replica.plan.precision == "fp16":
-        raise LocalProtocolError(
-            "a replica of several ranks, of experts or in fp16", "one that trains alone in fp32 or bf16"
-        )
+    if problem := why_no_state(trainer):
+        raise LocalProtocolError(problem, "a replica that trains alone in fp32 or bf16")
     return TrainerState(
-        [parameter.detach().clone() for parameter in trainer._parameters],
-        [moment.detach().clone() for moment in replica.optimizer.moments()],
+        [parameter.detach().to("cpu", copy=True) for parameter in trainer._parameters],
+        [moment.detach().to("cpu", copy=True) for moment in trainer._replica.optimizer.moments()],
         trainer.counters,
         trainer.plan,
         trainer._schedule_tokens,
@@ -449,22 +455,6 @@ def put_state(trainer: LocalTrainer, state: TrainerState) -> None:
             parameter.copy_(value)
     trainer._replica.optimizer.load_moments(state.moments)
     trainer.counters, trainer.plan, trainer._schedule_tokens = state.counters, state.plan, state.schedule_tokens
-
-
-def begun_at(
-    trainer: LocalTrainer,
-    anchor_N: torch.Tensor,
-    schedule_tokens: int,
-    plan: TrainingPlan,
-    moments: Sequence[torch.Tensor],
-) -> TrainerState:
-    """The state in which the steps of `plan` begin at an anchor, (N,) float32, with these moments. Raises as `state_of`."""
-    own = state_of(trainer)
-    parts = trainer._replica.parts(anchor_N, trainer.schema)
-    values = [part.to(value).clone() for part, value in zip(parts, own.values, strict=True)]
-    ready = (0,) * len(own.counters.ready)
-    counters = Counters(plan.first_step, ready, source_tokens=own.counters.source_tokens)
-    return TrainerState(values, moments, counters, plan, schedule_tokens)
 
 
 def _heldout_bytes_per_token(plan: TrainingPlan, expert: int | None) -> float:

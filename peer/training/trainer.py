@@ -47,7 +47,6 @@ from peer.training.unit_rooms import UnitRooms
 from peer.training.worker_channel import (
     Command,
     Failed,
-    Op,
     OutOfMemory,
     ProfileOrder,
     Progress,
@@ -136,7 +135,9 @@ class WorkerTrainer:
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
-        self.profile: Callable[[ProfileOrder], Awaitable[Reply | None]] = partial(self._order, "profile", 1.0)
+        self.profile: Callable[[ProfileOrder], Awaitable[Reply | None]] = lambda order: self.order(
+            Command(op="profile", profile=order)
+        )
         """Has the process record its next steps. It answers at once, and writes files when they are done; None if it died first."""
 
     # --- the Trainer interface ---
@@ -247,7 +248,7 @@ class WorkerTrainer:
     async def set_slowdown(self, factor: float) -> None:
         """Train at 1 / factor of full speed from now on."""
         self._slowdown = factor
-        await self._order("slow", factor=factor)
+        await self.order(Command(op="slow", factor=factor))
 
     async def pause(self) -> None:
         """Take no further step until `resume`. Commands are still obeyed. Also holds for a restarted worker."""
@@ -263,16 +264,17 @@ class WorkerTrainer:
 
     async def _set_paused(self, is_paused: bool) -> None:
         self._is_paused = is_paused
-        await self._order("pause" if is_paused else "resume")
+        await self.order(Command(op="pause" if is_paused else "resume"))
         if self._ready.is_set():
             self._say_what_it_does()
 
     # --- commands ---
 
-    async def _order(self, op: Op, factor: float = 1.0, profile: ProfileOrder | None = None) -> Reply | None:
+    async def order(self, command: Command) -> Reply | None:
+        """Have the process obey a command without values at its next step boundary; None if it dies first."""
         async with self._command_lock:
             await self._until_ready()
-            return await self._exchange(Command(op=op, factor=factor, profile=profile))
+            return await self._exchange(command)
 
     async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""

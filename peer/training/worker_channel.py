@@ -13,12 +13,13 @@ import mmap
 import select
 import socket
 import struct
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from enum import IntEnum
 from typing import Annotated, Final, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from peer.training.plan.card_report import CardReport
 from protocol.errors import LocalProtocolError
@@ -44,6 +45,9 @@ Op = Literal[
     "pause",
     "resume",
     "profile",
+    "audit_keep",
+    "audit_redo",
+    "audit_forget",
     "stop",
 ]
 
@@ -54,6 +58,14 @@ class Area(IntEnum):
     IN = 0
     OUT = 1
     ASIDE = 2
+
+
+def _as_base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def _from_base64(data: object) -> object:
+    return b64decode(data, validate=True) if isinstance(data, str) else data
 
 
 class _Message(BaseModel):
@@ -93,16 +105,42 @@ class ProfileOrder(_Message):
     request: str
 
 
+class RedoOrder(_Message):
+    """Steps of another peer to take again, from a beginning that was kept, at most `turn_steps` of those that are left.
+
+    schedule_tokens: the run's tokens at that beginning. peer, first_step, num_steps: whose steps, from which place in its data, how
+    many. spans: values [begin, stop) of the flat vector that are asked for once all steps are taken.
+    """
+
+    schedule_tokens: int
+    peer: str
+    first_step: int
+    num_steps: int
+    turn_steps: int
+    spans: tuple[tuple[int, int], ...]
+
+
+class Redone(_Message):
+    """The state of such steps after a turn. num_left: steps to come. delta: of the spans, joined, float32 in base64, once none is
+    left. problem: why they cannot be taken; then nothing else counts.
+    """
+
+    num_left: int = 0
+    delta: Annotated[bytes, PlainSerializer(_as_base64, when_used="json"), BeforeValidator(_from_base64)] = b""
+    problem: str = ""
+
+
 class Command(_Message):
     """A command for the worker. It answers with a Reply of the same number at the next step boundary.
 
     number: position among the commands of a worker's life; set when it is sent. op: load (theta <- values), snapshot (OUT <-
     theta), shift (theta <- theta + values), evaluate (their loss), evaluate_prose, score (by them), pause, resume, slow (train at
-    1 / factor), profile (record the next steps, as `profile` says), stop. The first three concern one unit, in its own part of the
-    areas. `expert` is the expert to evaluate, None for all held here together. `kept` lists parts [begin, stop) of the unit's theta
-    of which a shift keeps only the given share. After a snapshot no step is taken until the next shift or load, for `still_s` at
-    most. A shift that says `still_s` ends no such wait. `area` holds the values of a load or a shift, `areas` those of each unit to
-    be evaluated; none if all lie in `IN`.
+    1 / factor), profile (record the next steps, as `profile` says), audit_keep (copy the state with which the steps after the next
+    load or shift begin), audit_redo (take others' steps, as `redo` says), audit_forget (free all that), stop. The first three
+    concern one unit, in its own part of the areas. `expert` is the expert to evaluate, None for all held here together. `kept`
+    lists parts [begin, stop) of the unit's theta of which a shift keeps only the given share. After a snapshot no step is taken
+    until the next shift or load, for `still_s` at most. A shift that says `still_s` ends no such wait. `area` holds the values of a
+    load or a shift, `areas` those of each unit to be evaluated; none if all lie in `IN`.
     """
 
     kind: Literal["command"] = "command"
@@ -119,6 +157,7 @@ class Command(_Message):
     areas: tuple[Area, ...] = ()
     score: ScoreOrder | None = None
     profile: ProfileOrder | None = None
+    redo: RedoOrder | None = None
 
     def numbered(self, number: int) -> Command:
         """A copy with its number, as it is sent to the worker."""
@@ -138,6 +177,7 @@ class Reply(_Message):
     loss_nats: float | None = None
     does_not_fit: bool = False
     scored: Scored | None = None
+    redone: Redone | None = None
 
 
 class Progress(_Message):

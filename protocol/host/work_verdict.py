@@ -30,7 +30,8 @@ class WorkVerdict:
     Attributes:
         unit, commit: the commit that counts the contribution.
         contributor, root: whose, and the root of its chunks.
-        gap_ppm: cos(contribution, redone delta) - cos(contribution, the auditor's own delta), in millionths, -2,000,000 to 2,000,000.
+        gap_ppm: how much nearer the contribution is to the redone delta than to that of as many steps on other windows, in millionths
+            of the distance between these two, -2,000,000 to 2,000,000 (peer/audits/work_audit_core.py).
         length_permille: length of the contribution over that of the redone delta, in thousandths, 0 to 1,000,000.
     """
 

@@ -743,8 +743,28 @@ class FetchProof(_message.Message):
     proof_hash: bytes
     def __init__(self, unit: _Optional[str] = ..., proof_hash: _Optional[bytes] = ...) -> None: ...
 
+class FetchSteps(_message.Message):
+    __slots__ = ("unit", "base", "root")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    root: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., root: _Optional[bytes] = ...) -> None: ...
+
+class StepsTaken(_message.Message):
+    __slots__ = ("root", "first_step", "num_steps")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    first_step: int
+    num_steps: int
+    def __init__(self, root: _Optional[bytes] = ..., first_step: _Optional[int] = ..., num_steps: _Optional[int] = ...) -> None: ...
+
 class FetchRequest(_message.Message):
-    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones", "fetch_parts", "fetch_chunk", "fetch_proof")
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_hashes", "fetch_milestones", "fetch_parts", "fetch_chunk", "fetch_proof", "fetch_steps")
     FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
     FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -753,6 +773,7 @@ class FetchRequest(_message.Message):
     FETCH_PARTS_FIELD_NUMBER: _ClassVar[int]
     FETCH_CHUNK_FIELD_NUMBER: _ClassVar[int]
     FETCH_PROOF_FIELD_NUMBER: _ClassVar[int]
+    FETCH_STEPS_FIELD_NUMBER: _ClassVar[int]
     fetch_result: FetchResult
     fetch_commits: FetchCommits
     fetch_state: FetchState
@@ -761,7 +782,8 @@ class FetchRequest(_message.Message):
     fetch_parts: FetchParts
     fetch_chunk: FetchChunk
     fetch_proof: FetchProof
-    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ..., fetch_chunk: _Optional[_Union[FetchChunk, _Mapping]] = ..., fetch_proof: _Optional[_Union[FetchProof, _Mapping]] = ...) -> None: ...
+    fetch_steps: FetchSteps
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_hashes: _Optional[_Union[FetchHashes, _Mapping]] = ..., fetch_milestones: _Optional[_Union[FetchMilestones, _Mapping]] = ..., fetch_parts: _Optional[_Union[FetchParts, _Mapping]] = ..., fetch_chunk: _Optional[_Union[FetchChunk, _Mapping]] = ..., fetch_proof: _Optional[_Union[FetchProof, _Mapping]] = ..., fetch_steps: _Optional[_Union[FetchSteps, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote", "double_vote", "false_sum")

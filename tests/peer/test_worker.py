@@ -20,6 +20,7 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from peer import worker as worker_module
+from peer.audits.audit_turns import NOT_KEPT
 from peer.training import card_at_work, local_training
 from peer.training.local_training import Counters, LocalTrainer
 from peer.training.plan.card_plan import CardPlan
@@ -37,6 +38,8 @@ from peer.training.worker_channel import (
     OutOfMemory,
     ProfileOrder,
     Progress,
+    Redone,
+    RedoOrder,
     Reply,
     SharedVectors,
     frame,
@@ -297,6 +300,26 @@ def test_a_worker_records_its_next_steps_and_trains_on(plan: TrainingPlan, tmp_p
             daemon.progress()
     summary = ProfileSummary.model_validate_json((tmp_path / SUMMARY_FILE).read_bytes())
     assert (summary.request, summary.num_steps, summary.tokens) == ("r", 2, 2 * BATCH_TOKENS)
+
+
+def test_a_worker_keeps_the_beginning_of_a_round_and_takes_anothers_steps_from_it_in_turns(plan: TrainingPlan) -> None:
+    order = RedoOrder(schedule_tokens=640, peer="other", first_step=7, num_steps=3, turn_steps=2, spans=((0, 5),))
+    redo = Command(op="audit_redo", redo=order)
+    with running(plan) as daemon:
+        while not daemon.progress().tokens_trained:
+            pass
+        assert daemon.order(Command(op="audit_keep")).redone == Redone()
+        assert daemon.order(redo).redone == Redone(problem=NOT_KEPT)
+        daemon.order(Command(op="load", schedule_tokens=640))
+        first, last = (daemon.order(redo).redone for _ in range(2))
+        assert first == Redone(num_left=1)
+        assert last is not None
+        assert len(last.delta) == 5 * 4
+        daemon.order(Command(op="audit_forget"))
+        assert daemon.order(redo).redone == Redone(problem=NOT_KEPT)
+        before = daemon.progress().step
+        while daemon.progress().step <= before:
+            pass
 
 
 def test_a_paused_worker_records_nothing_and_a_pause_ends_a_recording(plan: TrainingPlan, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The audits of one unit's sums at one peer: looking, proving, and showing to others who look."""
+"""The audits of one unit at one peer: looking at sums, proving, fetching others' work, and showing all of it to others who look."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from averaging.network.seams.interfaces import Stream
 from averaging.rounds.audit.sum_audit import SumAudit
 from averaging.rounds.audit.sum_check import SumCheck
 from averaging.rounds.audit.sum_proofs import SumProofs
+from averaging.rounds.audit.work_fetch import WorkFetch
 from averaging.rounds.exchange.chunk_means import ChunkMeans
-from averaging.rounds.exchange.shown_offers import ShownOffers, send_shown
+from averaging.rounds.exchange.shown_offers import ShownOffers, send_shown, send_steps
 from averaging.rounds.lineage.round_context import RoundContext, Tasks, Tell
 from averaging.rounds.lineage.unit_chain import UnitChain
 from protocol.rounds.lineage.record_rules import SignatureCheck
-from protocol.rounds.messages.requests import FetchChunk, FetchProof, FetchRequest
+from protocol.rounds.messages.requests import FetchChunk, FetchProof, FetchRequest, FetchSteps
 from protocol.rounds.state import RoundConfig
 
 
@@ -31,6 +32,7 @@ class UnitAudits:
         self.look = SumAudit(config, chain, tools, shown, proofs, tasks).look
         self.load = proofs.load
         self.fetch = proofs.fetch
+        self.fetch_work = WorkFetch(chain, tools, shown).fetch
 
     async def serve(self, request: FetchRequest, stream: Stream) -> bool:
         """Whether this request is about audits, and was answered."""
@@ -39,6 +41,8 @@ class UnitAudits:
                 await self._proofs.serve(request, stream)
             case FetchChunk():
                 await send_shown(self._shown.on(request.base), request, self._tools.offload, stream)
+            case FetchSteps():
+                await send_steps(self._shown.steps_of(request.root), stream)
             case _:
                 return False
         return True

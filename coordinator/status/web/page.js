@@ -232,7 +232,8 @@ function peerRows(rows) {
     state.title = p.reason;
     if (p.standing && p.standing !== "keeper") {
       const passed = p.audits_passed ? `, passed ${p.audits_passed} times when done again` : "";
-      const part = make("span", `, ${p.standing}${passed}`);
+      const failed = p.audits_failed ? `, failed ${p.audits_failed} times` : "";
+      const part = make("span", `, ${p.standing}${passed}${failed}`);
       part.title = p.standing_reason;
       state.append(part);
     }

@@ -241,7 +241,44 @@ class FetchProof:
         require_hash("proof_hash", self.proof_hash)
 
 
+@dataclass(frozen=True, slots=True)
+class FetchSteps:
+    """Asks a contributor which local steps made its contribution with this root. The answer is a `StepsTaken`, or an empty end where
+    it has forgotten them.
+    """
+
+    unit: UnitName
+    base: CommitId
+    root: Root
+
+    def __post_init__(self) -> None:
+        require_hash("base", self.base)
+        require_hash("root", self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsTaken:
+    """The local steps of a contribution, as its contributor says: so many from `first_step` on, each the next place in its data."""
+
+    root: Root
+    first_step: int
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        require_hash("root", self.root)
+        require(0 <= self.first_step < 1 << 63, f"a first step of {self.first_step}", "0 to 2^63")
+        require(0 < self.num_steps < 1 << 32, f"{self.num_steps} steps", "1 to 2^32")
+
+
 FetchRequest = (
-    FetchResult | FetchCommits | FetchState | FetchHashes | FetchMilestones | FetchParts | FetchChunk | FetchProof
+    FetchResult
+    | FetchCommits
+    | FetchState
+    | FetchHashes
+    | FetchMilestones
+    | FetchParts
+    | FetchChunk
+    | FetchProof
+    | FetchSteps
 )
 """The requests of the stream channel "fetch", one per stream."""

@@ -21,7 +21,7 @@ from coordinator.policy.audited_work_core import (
 from protocol.ids import CommitId, PeerId
 
 STRANGER, KEEPER = PeerId("stranger"), PeerId("keeper")
-USUAL, GOOD, BAD = 0.2, 0.19, 0.01
+USUAL, GOOD, BAD = 0.8, 0.7, 0.1
 
 
 def _verdicts(*found: tuple[str, float], contributor: PeerId = STRANGER, length: float = 1.0) -> list[KnownVerdict]:
@@ -84,21 +84,21 @@ def test_fails_that_lie_far_apart_are_accidents() -> None:
 
 
 def test_a_contribution_of_fewer_steps_than_it_claims_fails_though_it_points_right() -> None:
-    (short,) = _verdicts(("a", GOOD), length=0.4)
-    (whole,) = _verdicts(("a", GOOD), length=0.6)
+    (short,) = _verdicts(("a", GOOD), length=0.54)
+    (whole,) = _verdicts(("a", GOOD), length=0.56)
     assert passes(whole, USUAL)
     assert not passes(short, USUAL)
 
 
 def test_the_usual_gap_is_the_median_over_trusted_work_whatever_strangers_send() -> None:
-    about_keeper = _verdicts(*[("a", 0.1), ("b", 0.2), ("c", 0.3)] * 3, contributor=KEEPER)
+    about_keeper = _verdicts(*[("a", 0.4), ("b", 0.8), ("c", 0.9)] * 3, contributor=KEEPER)
     about_stranger = _verdicts(*[("a", -2.0)] * 1000)
-    assert usual_gap([*about_keeper, *about_stranger], {KEEPER}) == 0.2
+    assert usual_gap([*about_keeper, *about_stranger], {KEEPER}) == 0.8
     assert usual_gap(about_stranger, {KEEPER}) is None
     assert usual_gap(about_keeper[: FEWEST_GAPS - 1], {KEEPER}) is None
 
 
-@pytest.mark.parametrize("gap", [0.02, 0.0, -0.5])
+@pytest.mark.parametrize("gap", [0.19, 0.0, -0.5])
 def test_where_honest_work_cannot_be_told_from_other_work_no_verdict_counts(gap: float) -> None:
     about_keeper = _verdicts(*[("a", gap)] * 20, contributor=KEEPER)
     usual = usual_gap(about_keeper, {KEEPER})

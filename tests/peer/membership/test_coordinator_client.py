@@ -26,9 +26,11 @@ from protocol.errors import CallTimeout, MachineError, RefusedError, Unreachable
 from protocol.host.calls import TLS_SERVER_NAME
 from protocol.host.report_delta import report_digest, shortened
 from protocol.host.reports import PeerReport
+from protocol.host.work_verdict import VERDICT_DOMAIN, encode_verdict, verdict_of
 from protocol.identity.credential import make_ca, make_request, make_tls_key
+from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
-from protocol.ids import RunId
+from protocol.ids import CommitId, Root, RunId
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
 from tests.ports import free_port
@@ -97,6 +99,18 @@ async def test_peer_joins_reports_watches_and_lists_over_tls(tmp_path: Path) -> 
             assert await second.list_checkpoints() == ()
             renewal = make_request(PEERS[0], host.run_id, make_tls_key(), SystemClock().unix_s())
             assert await first.renew(renewal)
+
+
+async def test_a_verdict_comes_to_the_host_which_takes_none_in_a_run_by_invite(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as (host, thread, address),
+        open_coordinator_client(thread, endpoint(host, address), caller(PEERS[0])) as client,
+    ):
+        await join(client, host, PEERS[0])
+        verdict = verdict_of(UNIT, CommitId(bytes(32)), PEERS[1].peer_id, Root(bytes(32)), gap=0.7, length_ratio=1.0)
+        sealed = seal(PEERS[0], VERDICT_DOMAIN, host.run_id, 1, NEVER_MS, encode_verdict(verdict))
+        with pytest.raises(RefusedError, match="a verdict about work in a run by invite"):
+            await client.send_verdict(sealed)
 
 
 class Relay:

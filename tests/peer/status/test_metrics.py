@@ -74,7 +74,7 @@ def test_health_membership_and_the_download_are_read_off_the_status() -> None:
         update={
             "is_sound": False, "credential_left_s": 60.5, "host_heard_ago_s": 3.0, "is_host_away": True, "bans": 2,
             "session": 9, "ways_in": 4, "caught_up": "replay", "suspected": ("q", "r"), "download_bytes_here": 1,
-            "download_bytes_all": 8, "download_donors": 3, "rounds_counted": 6,
+            "download_bytes_all": 8, "download_donors": 3, "rounds_counted": 6, "audits": 4,
             "disk_free_bytes": 7, "disk_all_bytes": 70, "writes_refused": 5, "generations_damaged": 2,
         }
     )  # fmt: skip
@@ -94,6 +94,7 @@ def test_health_membership_and_the_download_are_read_off_the_status() -> None:
         "potluck_peer_download_all_bytes 8.0",
         "potluck_peer_download_donors 3.0",
         "potluck_peer_rounds_counted_total 6.0",
+        "potluck_peer_audits_total 4.0",
         "potluck_peer_disk_free_bytes 7.0",
         "potluck_peer_disk_all_bytes 70.0",
         "potluck_peer_writes_refused_total 5.0",

@@ -31,6 +31,7 @@ from protocol.frozen import replace
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Identity
+from protocol.identity.names import peer_name
 from protocol.identity.standing import PeerStanding
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName
@@ -167,6 +168,17 @@ async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() ->
     board.publish(DownloadEnded())
     status = status_of(sources)
     assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (0, 0, 0)
+
+
+async def test_verdicts_on_others_work_that_the_host_took_are_told_with_the_newest_one() -> None:
+    board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
+    sources = Sources(board)
+    assert (status_of(sources).audits, status_of(sources).last_audit) == (0, "")
+    board.rounds.given.audited(PeerId("alice"), 70_000, 1_030)
+    board.rounds.given.audited(PeerId("bob"), -2_000, 410)
+    status = status_of(sources)
+    assert status.audits == 2
+    assert status.last_audit == f"{peer_name(PeerId('bob'))}: a gap of -0.00 and 41% of the length"
 
 
 async def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:

@@ -248,3 +248,11 @@ def test_a_finished_peer_says_that_the_host_lacks_the_last_rounds() -> None:
     command = "potluck checkpoint export latest OUT_DIR"
     assert run_is_over(command, has_host_all=True) == f"{RUN_IS_COMPLETE}; its model: {command}"
     assert "when it is back, run potluck join once more" in run_is_over(command, has_host_all=False)
+
+
+def test_audits_of_others_work_have_a_line_once_there_are_some() -> None:
+    done = STATUS.model_copy(update={"audits": 3, "last_audit": "tidy-bean: a gap of 0.07 and 98% of the length"})
+    assert "audits: 3 of others' work; the last one of tidy-bean: a gap of 0.07 and 98% of the length" in status_lines(
+        done
+    )
+    assert not any(line.startswith("audits") for line in status_lines(STATUS))

@@ -114,6 +114,7 @@ FETCHES = [
     r.FetchMilestones(UNIT),
     r.FetchChunk(UNIT, BASE, 3, (b"r" * 32, b"s" * 32)),
     r.FetchProof(UNIT, b"p" * 32),
+    r.FetchSteps(UNIT, BASE, ROOT),
     r.FetchParts(UNIT, BASE, 4),
 ]
 

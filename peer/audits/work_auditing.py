@@ -1,0 +1,296 @@
+"""Does some of others' work again, and brings the signed findings to the host: one audit at a time, beside own training.
+
+Whether a round is audited is drawn before it, in private, since the state at its beginning is needed. After its commit a contributor
+is drawn, and some chunks of its contribution are fetched. Its steps are then taken in short turns, when the owner allows training, and
+in a small share of the time. Everything that fails costs the audit alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from secrets import SystemRandom, token_hex
+from typing import Final, Protocol, runtime_checkable
+
+import structlog
+import torch
+import trio
+
+from averaging.rounds.audit.work_fetch import ShownWork
+from averaging.rounds.unit_service import RoundService
+from peer.audits.work_audit_core import (
+    Draw,
+    Finding,
+    Products,
+    audits_round,
+    claimed_steps,
+    compared,
+    compared_chunks,
+    drawn_contributor,
+    why_not_told,
+)
+from peer.scores.scoring_core import TimeBudget, next_size
+from peer.training.worker_channel import Command, Redone, RedoOrder, Reply
+from protocol.errors import CallTimeout, PotluckError, TemporaryError, TransportError, UnreachableError
+from protocol.host.work_verdict import WorkVerdict, encode_verdict, verdict_of
+from protocol.identity.names import peer_name
+from protocol.identity.standing import PeerStanding
+from protocol.ids import PeerId
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import Contributor
+
+log = structlog.get_logger()
+
+AUDIT_WITHIN_S: Final = 3600.0
+"""An audit that takes longer is given up."""
+
+ADOPTED_WITHIN_S: Final = 60.0
+"""How long the next beginning waits for the trainer to have this commit; later no state is kept."""
+
+ORDER_WITHIN_S: Final = 600.0
+"""Limit for one order to the training process, which may be starting."""
+
+SEND_WITHIN_S: Final = 300.0
+SEND_EVERY_S: Final = 3.0
+LOOK_EVERY_S: Final = 1.0
+MOST_TURN_STEPS: Final = 256
+MOST_TOLD: Final = 4096
+"""Contributors whose told steps are remembered; beyond them the oldest are forgotten."""
+
+_MIGHT_WORK_LATER: Final = (TemporaryError, UnreachableError, TransportError, CallTimeout)
+
+
+@runtime_checkable
+class TakesOrders(Protocol):
+    """A trainer in one process, which takes orders for audits."""
+
+    async def order(self, command: Command) -> Reply | None:
+        """Have the process obey; None if it dies first."""
+        ...
+
+
+@dataclass(frozen=True)
+class AuditTools:
+    """The peer's tools for audits.
+
+    Attributes:
+        share: of rounds, 0 to 1.
+        batch_tokens: of a local step.
+        order: gives the training process an order.
+        standings: of peers that are no keepers, as they are now.
+        may_compute: whether the owner allows training now.
+        slowdown: training runs at 1 / slowdown of full speed now.
+        signed, send: a verdict in this peer's envelope; brings one to the host.
+        audited: told of each verdict that the host took.
+        draw: numbers in [0, 1) that nobody else can guess.
+    """
+
+    me: PeerId
+    share: float
+    batch_tokens: int
+    order: Callable[[Command], Awaitable[Reply | None]]
+    standings: Callable[[], Mapping[PeerId, PeerStanding]]
+    may_compute: Callable[[], bool]
+    slowdown: Callable[[], float]
+    signed: Callable[[bytes], Awaitable[bytes]]
+    send: Callable[[bytes], Awaitable[None]]
+    audited: Callable[[WorkVerdict], None]
+    draw: Draw = SystemRandom().random
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """A contribution to audit, with what was shown of it."""
+
+    link: ChainLink
+    base_tokens: int
+    entry: Contributor
+    work: ShownWork
+    chunk_elements: int
+
+
+@dataclass
+class WorkAuditing:
+    """The audits of one peer over the rounds of the whole model."""
+
+    tools: AuditTools
+    budget: TimeBudget
+    _asked: deque[bytes] = field(default_factory=lambda: deque(maxlen=2))
+    """Heads at which the training process was asked to keep the next beginning."""
+
+    _told: dict[PeerId, int] = field(default_factory=dict)
+    """The place in each contributor's data after the steps that it told last."""
+
+    async def run(self, service: RoundService) -> None:
+        """Audit until cancelled. Raises nothing of an audit."""
+        head = service.state.link
+        while True:
+            await self._keep(service, head)
+            await self._free(head)
+            head = await _next_link(service, head)
+            drawn = await self._drawn(service, head)
+            if drawn is None:
+                continue
+            await self._keep(service, head)
+            with trio.move_on_after(AUDIT_WITHIN_S) as within:
+                await self._audit(drawn)
+            if within.cancelled_caught:
+                log.info("audit_given_up", reason=f"it took more than {AUDIT_WITHIN_S:.0f} s")
+                await self._order(Command(op="audit_forget"))
+
+    async def _keep(self, service: RoundService, head: ChainLink) -> None:
+        """Draw whether the round after the next commit is audited; if so, have its beginning kept."""
+        if head.commit in self._asked or not audits_round(self.tools.share, self._standing, self.tools.draw):
+            return
+        with trio.move_on_after(ADOPTED_WITHIN_S):
+            await service.wait_adopted()
+            if service.state.link.commit == head.commit and await self._order(Command(op="audit_keep")) is not None:
+                self._asked.append(head.commit)
+
+    async def _free(self, head: ChainLink) -> None:
+        """Once no beginning is of use any more, have those that were kept forgotten: they take memory."""
+        if self._asked and not any(each in (head.commit, head.parent) for each in self._asked):
+            self._asked.clear()
+            await self._order(Command(op="audit_forget"))
+
+    @property
+    def _standing(self) -> PeerStanding:
+        return self.tools.standings().get(self.tools.me, PeerStanding.KEEPER)
+
+    async def _order(self, command: Command) -> Redone | None:
+        """The answer of the training process to an order; None where it died, or cannot do it."""
+        reply: Reply | None = None
+        with trio.move_on_after(ORDER_WITHIN_S):
+            reply = await self.tools.order(command)
+        redone = reply.redone if reply is not None else None
+        if redone is not None and redone.problem:
+            log.info("not_audited", reason=redone.problem)
+            return None
+        return redone
+
+    async def _drawn(self, service: RoundService, link: ChainLink) -> _Drawn | None:
+        """The contribution to audit of those that a commit counts; None where its round was not drawn or nothing can be compared."""
+        record, base = link.record, _before(service, link)
+        if record is None or record.rewind or base is None or base.parent not in self._asked:
+            return None
+        tools, grid = self.tools, service.chain.tools.grid
+        contributors = [entry.peer for entry in record.contributors]
+        peer = drawn_contributor(contributors, tools.me, tools.standings(), tools.draw)
+        entry = record.contributor(peer) if peer is not None else None
+        if peer is None or entry is None:
+            return None
+        num_steps = claimed_steps(entry, tools.batch_tokens)
+        chunks = compared_chunks(record, peer, grid.chunk_elements, tools.draw)
+        work = await service.fetch_work(record, entry, chunks) if num_steps and chunks else None
+        if work is None:
+            log.info("not_audited", of=peer_name(peer), reason="too few or too many steps, or nothing was shown")
+            return None
+        reason = why_not_told(work.steps, num_steps, self._told.get(peer, 0))
+        if reason:
+            log.info("not_audited", of=peer_name(peer), reason=reason)
+            return None
+        self._note_told(peer, work.steps.first_step + num_steps)
+        return _Drawn(link, base.total_tokens, entry, work, grid.chunk_elements)
+
+    def _note_told(self, peer: PeerId, until: int) -> None:
+        self._told.pop(peer, None)
+        self._told[peer] = until
+        while len(self._told) > MOST_TOLD:
+            del self._told[next(iter(self._told))]
+
+    async def _audit(self, drawn: _Drawn) -> None:
+        """Do the steps again, and bring the verdict to the host."""
+        redone_N = await self._redone(drawn, drawn.entry.peer)
+        # windows of a name that nobody else knows are random ones
+        control_N = await self._redone(drawn, f"control {token_hex(16)}") if redone_N is not None else None
+        finding = _finding(drawn.work, redone_N, control_N) if redone_N is not None and control_N is not None else None
+        if finding is None:
+            return
+        link, entry = drawn.link, drawn.entry
+        verdict = verdict_of(
+            link.unit, link.commit, entry.peer, entry.root, gap=finding.gap, length_ratio=finding.length_ratio
+        )
+        log.info(
+            "work_audited", of=peer_name(entry.peer), gap=round(finding.gap, 3), length=round(finding.length_ratio, 3)
+        )
+        await self._bring(verdict)
+
+    async def _redone(self, drawn: _Drawn, reader: str) -> torch.Tensor | None:
+        """The delta of the drawn steps on the windows of `reader`: its compared chunks, float32, joined. None where the training
+        process cannot make it.
+        """
+        steps, size, length = drawn.work.steps, 1, drawn.chunk_elements
+        spans = [(chunk * length, chunk * length + len(sent_n)) for chunk, sent_n in drawn.work.chunks.items()]
+        while True:
+            await self._until_due()
+            order = RedoOrder(
+                schedule_tokens=drawn.base_tokens,
+                peer=reader,
+                first_step=steps.first_step,
+                num_steps=steps.num_steps,
+                turn_steps=size,
+                spans=tuple(spans),
+            )
+            began_s = trio.current_time()
+            redone = await self._order(Command(op="audit_redo", redo=order))
+            if redone is None:
+                return None
+            took_s = trio.current_time() - began_s
+            self.budget = self.budget.after(took_s * self.tools.slowdown(), trio.current_time())
+            if not redone.num_left:
+                return torch.frombuffer(bytearray(redone.delta), dtype=torch.float32)
+            size = next_size(size, took_s, MOST_TURN_STEPS)
+
+    async def _until_due(self) -> None:
+        """Wait until training has had its time since the last turn, and its owner allows it."""
+        await trio.sleep_until(self.budget.since_s + self.budget.rest_s)
+        while not self.tools.may_compute():
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def _bring(self, verdict: WorkVerdict) -> None:
+        """Bring a verdict to the host, for some minutes if it is away."""
+        sealed = await self.tools.signed(encode_verdict(verdict))
+        with trio.move_on_after(SEND_WITHIN_S):
+            while True:
+                try:
+                    await self.tools.send(sealed)
+                except _MIGHT_WORK_LATER as error:
+                    log.debug("verdict_not_delivered", reason=error.one_line())
+                    await trio.sleep(SEND_EVERY_S)
+                    continue
+                except PotluckError as error:
+                    log.warning("verdict_refused", reason=error.one_line())
+                    return
+                self.tools.audited(verdict)
+                return
+        log.warning("verdict_not_delivered", reason=f"the host took none for {SEND_WITHIN_S:.0f} s")
+
+
+async def _next_link(service: RoundService, known: ChainLink) -> ChainLink:
+    """The head once it is another one."""
+    while service.state.link.commit == known.commit:
+        await service.wait_changed()
+    return service.state.link
+
+
+def _before(service: RoundService, link: ChainLink) -> ChainLink | None:
+    """The base of a commit at the head; None where it is not here any more."""
+    return next((each for each in service.chain.links[-4:] if each.commit == link.parent), None)
+
+
+def _finding(work: ShownWork, redone_N: torch.Tensor, control_N: torch.Tensor) -> Finding | None:
+    """The finding over the chunks that were shown."""
+    sent_N = torch.cat(list(work.chunks.values())).double()
+    redone_N, control_N = redone_N.double(), control_N.double()
+    if not len(sent_N) == len(redone_N) == len(control_N):
+        return None
+    pairs = (
+        (sent_N, sent_N),
+        (redone_N, redone_N),
+        (control_N, control_N),
+        (sent_N, redone_N),
+        (sent_N, control_N),
+        (redone_N, control_N),
+    )
+    return compared(Products(*(float(a @ b) for a, b in pairs)))

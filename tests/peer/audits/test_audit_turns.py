@@ -1,0 +1,103 @@
+"""The training process's part of audits, on a real trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from peer.audits import audit_turns
+from peer.audits.audit_turns import MOST_KEPT, NO_MEMORY, NOT_KEPT, AuditTurns
+from peer.training.local_training import TrainerState, put_state, state_of
+from peer.training.worker_channel import RedoOrder
+from tests.peer.audits.redone_world import SIGNERS, STEPS, World, sent
+
+AUDITOR, CONTRIBUTOR = 1, 0
+
+
+@pytest.fixture
+def turns(world: World) -> Iterator[AuditTurns]:
+    """Of a trainer that stands at the beginning of its round, and goes back to where it was."""
+    trainer = world.trainers[AUDITOR]
+    before = state_of(trainer)
+    put_state(trainer, world.begun[AUDITOR])
+    yield AuditTurns(trainer)
+    put_state(trainer, before)
+
+
+def _order(
+    world: World, *, turn_steps: int = STEPS, spans: tuple[tuple[int, int], ...] = ((0, 7), (100, 300))
+) -> RedoOrder:
+    return RedoOrder(
+        schedule_tokens=world.begun[AUDITOR].schedule_tokens,
+        peer=SIGNERS[CONTRIBUTOR].peer_id,
+        first_step=world.first_step,
+        num_steps=STEPS,
+        turn_steps=turn_steps,
+        spans=spans,
+    )
+
+
+def test_turns_from_a_kept_beginning_make_the_asked_values_of_the_redone_delta(world: World, turns: AuditTurns) -> None:
+    assert turns.keep_next().problem == ""
+    turns.begins()
+    taken = [turns.redo(_order(world, turn_steps=6)) for _ in range(3)]
+    assert [each.num_left for each in taken] == [STEPS - 6, STEPS - 12, 0]
+    delta_N = world.redone(AUDITOR, CONTRIBUTOR)
+    found_N = torch.frombuffer(bytearray(taken[-1].delta), dtype=torch.float32)
+    assert torch.equal(found_N, torch.cat([delta_N[0:7], delta_N[100:300]]))
+    whole = turns.redo(_order(world, spans=((0, len(delta_N)),)))
+    assert torch.equal(torch.frombuffer(bytearray(whole.delta), dtype=torch.float32), delta_N), "the beginning stays"
+
+
+def test_nothing_is_kept_unless_it_was_ordered_and_where_own_steps_are_carried_over(
+    world: World, turns: AuditTurns
+) -> None:
+    turns.begins()
+    assert turns.redo(_order(world)).problem == NOT_KEPT
+    turns.keep_next()
+    world.trainers[AUDITOR].step()
+    turns.begins()
+    assert turns.redo(_order(world)).problem == NOT_KEPT
+
+
+def test_only_the_newest_beginnings_are_kept_and_all_are_forgotten_on_order(world: World, turns: AuditTurns) -> None:
+    trainer, begun = world.trainers[AUDITOR], world.begun[AUDITOR]
+    for number in range(MOST_KEPT + 1):
+        put_state(trainer, TrainerState(begun.values, begun.moments, begun.counters, begun.plan, number))
+        turns.keep_next()
+        turns.begins()
+    order = _order(world)
+    kept = [not turns.redo(order.model_copy(update={"schedule_tokens": each})).problem for each in range(MOST_KEPT + 1)]
+    assert kept == [False] + [True] * MOST_KEPT
+    turns.forget()
+    assert turns.redo(order.model_copy(update={"schedule_tokens": MOST_KEPT})).problem == NOT_KEPT
+
+
+def test_a_trainer_without_moments_of_its_own_keeps_nothing(world: World, turns: AuditTurns) -> None:
+    begun = world.begun[AUDITOR]
+    put_state(
+        world.trainers[AUDITOR], TrainerState(begun.values, [], begun.counters, begun.plan, begun.schedule_tokens)
+    )
+    turns.keep_next()
+    turns.begins()
+    assert turns.redo(_order(world)).problem == NOT_KEPT
+
+
+def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
+    world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns.keep_next()
+    turns.begins()
+
+    def none(*_: object) -> TrainerState:
+        raise MemoryError
+
+    monkeypatch.setattr("peer.audits.redone_work.state_of", none)
+    assert turns.redo(_order(world)).problem == NO_MEMORY
+    monkeypatch.setattr(audit_turns, "state_of", none)
+    turns.keep_next()
+    turns.begins()
+    world.trainers[AUDITOR].step()
+    assert sent(world.trainers[AUDITOR].theta()).isfinite().all()

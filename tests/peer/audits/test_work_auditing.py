@@ -1,0 +1,269 @@
+"""A keeper's audits from the draw to the verdict, with the real trainer; the rounds and the host are made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.rounds.audit.work_fetch import ShownWork
+from averaging.rounds.unit_service import RoundService
+from coordinator.policy.audited_work_core import KnownVerdict, passes
+from peer.audits.audit_turns import AuditTurns
+from peer.audits.work_auditing import AuditTools, WorkAuditing
+from peer.scores.scoring_core import TimeBudget
+from peer.training.local_training import put_state, state_of
+from peer.training.worker_channel import Command, Redone, Reply
+from protocol.errors import RefusedError, UnreachableError
+from protocol.host.work_verdict import WorkVerdict, decode_verdict
+from protocol.identity.standing import PeerStanding
+from protocol.ids import CommitId, Root
+from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.messages.record import CommitRecord, Contributor, SliceRecord
+from protocol.rounds.messages.requests import StepsTaken
+from protocol.tensors.tensor_schema import ChunkGrid
+from tests.peer.audits.redone_world import INNER, NUM_PEERS, SIGNERS, STEPS, World, lies
+from tests.protocol.rounds.messages.test_wire import RECORD
+
+LENGTH = 1024
+AUDITOR, CONTRIBUTOR = 0, NUM_PEERS - 1
+ME, STRANGER = SIGNERS[AUDITOR].peer_id, SIGNERS[CONTRIBUTOR].peer_id
+USUAL = 0.85
+"""The usual gap of this world."""
+
+
+def _id(number: int) -> CommitId:
+    return CommitId(bytes([number]) * 32)
+
+
+def _root(peer: int) -> Root:
+    return Root(bytes([100 + peer]) * 32)
+
+
+@dataclass
+class _Scene:
+    """A keeper in a run whose commits are made here.
+
+    Attributes:
+        sent_N: what the stranger sent. told: the steps that it tells.
+        ops: the orders to the training process.
+    """
+
+    world: World
+    sent_N: torch.Tensor
+    told: StepsTaken | None
+    share: float = 1.0
+    standing: PeerStanding = PeerStanding.KEEPER
+    host_errors: list[Exception] = field(default_factory=list)
+    ops: list[str] = field(default_factory=list)
+    verdicts: list[WorkVerdict] = field(default_factory=list)
+    allowed: Callable[[], bool] = lambda: True
+    first_redo_s: float = 0.0
+    draw: Callable[[], float] = random.Random(1).random
+
+    def __post_init__(self) -> None:
+        self.turns = AuditTurns(self.world.trainers[AUDITOR])
+        self.grid = ChunkGrid(len(self.sent_N), LENGTH)
+        begun = self.world.begun[AUDITOR]
+        self.links = [self._link(1, 1, begun.schedule_tokens - 640), self._link(2, 1, begun.schedule_tokens)]
+        self.head, self._changed = self.links[0], trio.Event()
+        tools = SimpleNamespace(grid=self.grid)
+        self.service = SimpleNamespace(
+            state=SimpleNamespace(link=self.head),
+            chain=SimpleNamespace(tools=tools, links=self.links[:1]),
+            wait_changed=self._wait,
+            wait_adopted=trio.lowlevel.checkpoint,
+            fetch_work=self._fetch,
+        )
+
+    def _link(self, number: int, first: int, total_tokens: int) -> ChainLink:
+        tokens = STEPS * INNER.batch_tokens
+        counted = tuple(Contributor(SIGNERS[peer].peer_id, 1, _root(peer), tokens, tokens) for peer in range(NUM_PEERS))
+        both = tuple(entry for entry in counted if entry.peer in (ME, STRANGER))
+        record = replace(
+            RECORD,
+            parent=_id(number - 1),
+            index=number,
+            slices=(SliceRecord(0, self.grid.num_chunks, ME, Root(bytes(32)), ()),),
+            contributors=both,
+        )
+        return ChainLink(record.unit, _id(number), number, (ME,), total_tokens, 1, record)
+
+    async def _wait(self) -> None:
+        await self._changed.wait()
+
+    def commit(self, link: ChainLink) -> None:
+        self.service.chain.links.append(link)
+        self.service.state.link = link
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def _fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork | None:
+        assert record.contributor(STRANGER) == entry
+        if self.told is None:
+            return None
+        shown = {chunk: self.sent_N[slice(*self.grid.bounds(chunk))] for chunk in chunks}
+        return ShownWork(self.told, shown)
+
+    async def _order(self, command: Command) -> Reply | None:
+        self.ops.append(command.op)
+        if command.op == "audit_redo" and not self.first_redo_s:
+            self.first_redo_s = trio.current_time()
+        if command.op == "audit_keep":
+            redone = self.turns.keep_next()
+        elif command.redo is not None:
+            redone = self.turns.redo(command.redo)
+        else:
+            self.turns.forget()
+            redone = Redone()
+        sent = Reply(number=1, redone=redone).model_dump_json()
+        return Reply.model_validate_json(sent)
+
+    async def _send(self, sealed: bytes) -> None:
+        if self.host_errors:
+            raise self.host_errors.pop(0)
+        self.verdicts.append(decode_verdict(sealed))
+
+    async def _signed(self, payload: bytes) -> bytes:
+        return payload
+
+    async def run(self, *, has_beginning: bool = True) -> None:
+        """Two commits: the round between them is drawn before the first."""
+        standings = {STRANGER: PeerStanding.STRANGER, **({} if self.standing.may_vote else {ME: self.standing})}
+        tools = AuditTools(
+            ME,
+            self.share,
+            INNER.batch_tokens,
+            self._order,
+            lambda: standings,
+            self.allowed,
+            lambda: 1.0,
+            self._signed,
+            self._send,
+            lambda _: None,
+            self.draw,
+        )
+        auditing, trainer = WorkAuditing(tools, TimeBudget(trio.current_time())), self.world.trainers[AUDITOR]
+        before = state_of(trainer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(auditing.run, cast("RoundService", self.service))
+            await trio.testing.wait_all_tasks_blocked()
+            if has_beginning:
+                put_state(trainer, self.world.begun[AUDITOR])
+                self.turns.begins()
+                put_state(trainer, before)
+            self.commit(self.links[1])
+            await trio.testing.wait_all_tasks_blocked()
+            self.commit(self._link(3, 2, self.links[1].total_tokens + 640))
+            await trio.sleep(1000.0)
+            nursery.cancel_scope.cancel()
+        assert all(torch.equal(a, b) for a, b in zip(before.values, state_of(trainer).values, strict=True))
+
+
+def _told(world: World, num_steps: int = STEPS) -> StepsTaken:
+    return StepsTaken(_root(CONTRIBUTOR), world.first_step, num_steps)
+
+
+def _scene(world: World, sent_N: torch.Tensor | None = None) -> _Scene:
+    return _Scene(world, world.deltas[CONTRIBUTOR] if sent_N is None else sent_N, _told(world))
+
+
+def _passes(verdict: WorkVerdict) -> bool:
+    known = KnownVerdict(
+        ME, verdict.contributor, verdict.commit, verdict.gap_ppm / 1e6, verdict.length_permille / 1e3, 0.0
+    )
+    return passes(known, USUAL)
+
+
+async def test_honest_work_of_a_stranger_gets_a_verdict_that_passes(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = _scene(world)
+    await scene.run()
+    (verdict,) = scene.verdicts
+    assert (verdict.contributor, verdict.root, verdict.commit) == (STRANGER, _root(CONTRIBUTOR), _id(3))
+    assert _passes(verdict)
+    assert scene.ops.count("audit_redo") > 1, "its steps are taken in turns"
+
+
+async def test_memory_of_a_kept_beginning_is_freed_once_its_round_is_audited_and_no_other_is_drawn(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    draws = iter([0.0])
+    scene = replace(_scene(world), share=0.5, draw=lambda: next(draws, 0.9))
+    await scene.run()
+    assert len(scene.verdicts) == 1
+    assert (scene.ops[0], scene.ops[-1]) == ("audit_keep", "audit_forget")
+    assert scene.ops.count("audit_keep") == 1
+
+
+@pytest.mark.parametrize("kind", ["noise", "a copy of another's, made larger", "half of the steps", "zeros"])
+async def test_work_that_a_stranger_did_not_do_gets_a_verdict_that_fails(
+    kind: str, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = _scene(world, lies(world, CONTRIBUTOR, AUDITOR)[kind])
+    await scene.run()
+    (verdict,) = scene.verdicts
+    assert not _passes(verdict)
+
+
+@pytest.mark.parametrize(
+    "told", [None, StepsTaken(_root(CONTRIBUTOR), 0, STEPS // 2), StepsTaken(_root(CONTRIBUTOR), 0, 2 * STEPS)]
+)
+async def test_a_contributor_that_tells_no_steps_or_others_than_it_claims_gets_no_verdict(
+    told: StepsTaken | None, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = _scene(world)
+    scene.told = told
+    await scene.run()
+    assert scene.verdicts == []
+    assert "audit_redo" not in scene.ops
+
+
+async def test_a_round_whose_beginning_was_not_kept_is_not_judged(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = _scene(world)
+    await scene.run(has_beginning=False)
+    assert scene.verdicts == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"share": 0.0}, {"standing": PeerStanding.MEMBER}, {"standing": PeerStanding.STRANGER}]
+)
+async def test_without_a_share_and_without_a_vote_nothing_is_kept_and_nobody_judged(
+    changes: dict[str, object], world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), **changes)
+    await scene.run()
+    assert (scene.ops, scene.verdicts) == ([], [])
+
+
+async def test_a_host_that_is_away_gets_the_verdict_later_and_one_that_refuses_it_is_left_alone(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = _scene(world)
+    scene.host_errors = [UnreachableError("nobody", "a host"), UnreachableError("nobody", "a host")]
+    await scene.run()
+    assert len(scene.verdicts) == 1
+    refused = _scene(world)
+    refused.host_errors = [RefusedError("a verdict", "none")]
+    await refused.run()
+    assert refused.verdicts == []
+
+
+async def test_steps_wait_while_the_owner_allows_no_training(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), allowed=lambda: trio.current_time() > 500.0)
+    await scene.run()
+    assert len(scene.verdicts) == 1
+    assert scene.ops.count("audit_redo") > 1
+    assert scene.first_redo_s > 500.0
