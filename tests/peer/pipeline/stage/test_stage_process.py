@@ -222,12 +222,12 @@ def test_a_card_that_is_lost_is_left_out_and_named_and_the_others_go_on_with_a_p
     tmp_path: Path,
 ) -> None:
     async def lose() -> None:
-        plan = stage_plan(tmp_path, 0, mesh=Mesh(shard=2), card_plan=CardPlan(checkpointing="full"))
+        plan = stage_plan(tmp_path, 0, mesh=Mesh(copies=2), card_plan=CardPlan(checkpointing="full"))
         process = StageProcess(plan, None, ("cuda:0", "cuda:1"), lambda left: World(devices=left))
         try:
             process._note_end(Ended(1, Failed(reason="a kernel stopped itself", is_of_card=True)))
             assert process.failed_because == "card 1: a kernel stopped itself"
-            assert process._plan.mesh == Mesh(shard=2), "a new process may work"
+            assert process._plan.mesh == Mesh(copies=2), "a new process may work"
             process._note_end(Ended(1, Failed(reason="the card is lost", is_of_card=True, is_gone=True)))
             assert (process._plan.mesh, process._plan.device, process._plan.card_plan) == (Mesh(), "cuda:0", None)
             assert [(card.device, card.left_out) for card in process.cards(8.0, 0)] == [
