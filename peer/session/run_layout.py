@@ -10,6 +10,7 @@ import structlog
 import torch
 import trio
 
+from averaging.network.seams.interfaces import Offload
 from averaging.network.seams.offload import ThreadOffload
 from peer.cards.card_return import watch_for_return
 from peer.cards.card_status import watched_cards
@@ -74,6 +75,7 @@ async def keep_cards(
     choose: Callable[[OwnCards], LayoutChoice],
     at_work: Callable[[], Sequence[CardState]],
     regroup: Callable[[World], None],
+    offload: Offload,
 ) -> None:
     """Have cards that were left out train again once they can, until cancelled.
 
@@ -91,7 +93,7 @@ async def keep_cards(
     def devices() -> list[str]:
         return [card.device for card in at_work() if not card.left_out]
 
-    await watch_for_return(board.own_cards, choose, devices, take, ThreadOffload())
+    await watch_for_return(board.own_cards, choose, devices, take, offload)
 
 
 @asynccontextmanager
@@ -117,7 +119,7 @@ async def trainer_on_cards(
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
         async with trio.open_nursery() as nursery:
             if isinstance(trainer, WorkerTrainer) and layout.worlds[0].mesh.num_ranks > 1:
-                nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, trainer.regroup)
+                nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, trainer.regroup, ThreadOffload())
             yield trainer
             nursery.cancel_scope.cancel()
 

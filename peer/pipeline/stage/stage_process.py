@@ -20,7 +20,7 @@ import trio
 from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
-from peer.training.plan.layout import World
+from peer.training.plan.layout import Mesh, World
 from peer.training.plan.plan_core import plan_words
 from peer.training.supervision.cards_told import CardsTold, Without
 from peer.training.supervision.regrouping import Regrouping
@@ -297,10 +297,18 @@ class StageProcess:
             self.failed_because = self._cards.named(ended.rank, "the training process died")
 
     def _go_down(self, cause: OutOfMemory) -> None:
-        """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage."""
+        """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage. After the last one, cards that
+        had all of the stage each have rows of it.
+        """
         card_plan, _ = smaller_plan(cause)
-        self._plan = self._plan.model_copy(update={"card_plan": card_plan or self._plan.card_plan})
-        now_with = plan_words(card_plan) if card_plan is not None else "the same plan"
+        copies, report = self._plan.mesh.copies, cause.card_report
+        if copies > 1 and report is not None and card_plan == report.plan:
+            changes: dict[str, object] = {"mesh": Mesh(shard=copies), "card_plan": None}
+            now_with = "rows of the stage on each card"
+        else:
+            changes = {"card_plan": card_plan or self._plan.card_plan}
+            now_with = plan_words(card_plan) if card_plan is not None else "the same plan"
+        self._plan = self._plan.model_copy(update=changes)
         log.warning("stage_out_of_memory", now_with=now_with)
 
     def _go_on(self, rank: int, reason: str) -> None:
