@@ -9,7 +9,6 @@ does it: a step, a command, the end. So all do the same in the same order.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from averaging.gc_freeze import frozen_imports
+from averaging.gc_freeze import collect_between_steps, frozen_imports
 
 with frozen_imports():
     from peer.audits.audit_turns import AuditTurns
@@ -70,8 +69,6 @@ if TYPE_CHECKING:
 
 EXIT_OUT_OF_MEMORY: Final = 3
 EXIT_FAILED: Final = 4
-
-STEPS_A_COLLECTION: Final = 100
 
 
 class Worker:
@@ -169,17 +166,11 @@ class Worker:
             self._trainer.compile_layers()
         before = self._trainer.counters.tokens_trained
         tokens = self._trainer.step(self._goes_on).tokens_trained - before
-        self._collect_garbage()
+        collect_between_steps(self._trainer.counters.step // self._trainer.plan.stride)
         busy_s = time.perf_counter() - begin_s
         self._tell_progress(busy_s)
         if self._profile is not None and self._profile.stepped(busy_s, tokens):
             self._profile = None
-
-    def _collect_garbage(self) -> None:
-        """The collector runs between steps, because a pass through all objects within a step leaves a card without work."""
-        gc.disable()
-        if self._trainer.counters.step // self._trainer.plan.stride % STEPS_A_COLLECTION == 0:
-            gc.collect(1)
 
     def _idle(self, idle_s: float) -> bool:
         """A slowed worker waits after each step, and still obeys. A step that a load discarded causes no wait."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -33,12 +34,15 @@ class OwnCards:
         left_out: cards that do not train, and why.
         links: of all cards of the machine.
         note: that others train on the only card; empty if none do.
+        again: reads the cards anew and takes those that can be had by then. Blocks for seconds. Raises MachineError. None where
+            there is nothing to read.
     """
 
     cards: tuple[OwnedCard, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     links: Links = field(default_factory=Links)
     note: str = ""
+    again: Callable[[], OwnCards] | None = field(default=None, compare=False)
 
     @property
     def are_all_left_out(self) -> bool:
@@ -83,7 +87,7 @@ def own_cards(
             if is_auto and num_seen() < 2:
                 yield OwnCards(note=_shared_words(only_card(), locks))
             else:
-                yield _taken(read(), names, locks, must_be_card=config.device == "cuda")
+                yield _taken(read, names, locks, must_be_card=config.device == "cuda")
         finally:
             locks.close()
 
@@ -97,17 +101,34 @@ def _shared_words(uuid: str, locks: CardLocks) -> str:
         return ""
 
 
-def _taken(found: MachineCards, names: tuple[str, ...], locks: CardLocks, *, must_be_card: bool) -> OwnCards:
-    wanted = take(found.cards, names)
+def _taken(
+    read: Callable[[], MachineCards],
+    names: tuple[str, ...],
+    locks: CardLocks,
+    *,
+    must_be_card: bool,
+    held: frozenset[str] = frozenset(),
+) -> OwnCards:
+    """Take what can be had. Of cards that this peer has already (`held`, by UUID or number), what is in their memory is its own."""
+    found = read()
+    cards = [replace(card, free_bytes=None) if _name(card) in held else card for card in found.cards]
+    wanted = take(cards, names)
     in_use = locks.take(card.uuid for card in wanted.cards)
-    taken = take(found.cards, names, in_use)
+    taken = take(cards, names, in_use)
     for out in taken.left_out:
         log.info("card_left_out", card=out.card.number, name=out.card.card.name, reason=out.reason)
     if not taken.cards and must_be_card:
         raise MachineError(
             f"no card can train: {_reasons(taken)}", "a free card", "see potluck doctor, or train with --device auto"
         )
-    return OwnCards(taken.cards, taken.left_out, found.links)
+    again = partial(
+        _taken, read, names, locks, must_be_card=must_be_card, held=frozenset(_name(card) for card in taken.cards)
+    )
+    return OwnCards(taken.cards, taken.left_out, found.links, again=again)
+
+
+def _name(card: OwnedCard) -> str:
+    return card.uuid or str(card.number)
 
 
 def _reasons(taken: Taken) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from peer.checks.machine_core import Finding, Level
 from peer.training.plan.gpus_core import check_device, parse_gpus
 from peer.training.plan.layout_core import LayoutChoice
-from peer.training.plan.owned_cards_core import OwnedCard, take
+from peer.training.plan.owned_cards_core import NOT_NAMED, OwnedCard, take
 from peer.training.plan.plan_core import card_words
 from protocol.errors import PotluckError
 from protocol.tables import in_bytes
@@ -37,7 +37,7 @@ def _found(card: OwnedCard, left_out: str) -> Finding:
         card.uuid,
         f"left out: {left_out}" if left_out else "",
     ]
-    is_trouble = bool(card.problem) or (bool(left_out) and left_out != "not among --gpus")
+    is_trouble = bool(card.problem) or (bool(left_out) and left_out != NOT_NAMED)
     fix = "end what holds it, or name the cards with --gpus" if is_trouble else ""
     level = Level.WARN if is_trouble else Level.OK
     return Finding(f"card {card.number}", level, ", ".join(filter(None, facts)), fix)

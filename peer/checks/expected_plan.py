@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from averaging.system.machine_limits import read_memory
 from peer.checks import machine_core
 from peer.checks.machine_core import Finding, Level, NoCard, Torch, Unread
+from peer.forecast.card_speed_core import USUAL_MFU, planned_speed
 from peer.machine.torch_extras import has_torchao
 from peer.settings.config import PeerConfig, whole_bytes
 from peer.training.plan.card_memory_core import CardLoad, run_load, stage_load
 from peer.training.plan.cards_core import Card
 from peer.training.plan.plan_core import Choice, Limits, allows_int8, choose
-from protocol.pipeline.schedule import most_in_flight
 from protocol.run.manifest import RunConfig
+from protocol.tables import whole
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -37,12 +39,17 @@ def card_of(
 
 
 def expected_plan(card: Card, run: RunConfig, own: PeerConfig, *, has_compiler: bool) -> Choice:
-    """The plan that training would begin with. Of a run of stages, that of its largest stage."""
+    """The plan that training would begin with, and in its reason the speed to expect. Of a run of stages, that of its largest."""
     may_be_int8 = allows_int8(run.inner) and has_compiler and has_torchao()
     limits = Limits(whole_bytes(own.max_gpu_memory_gb), has_compiler, may_be_int8, read_memory().total_bytes)
     loads, micro_batch = _loads(run)
-    choices = [choose(card, load, run.inner, own.wishes, limits, micro_batch) for load in loads]
-    return max(choices, key=lambda choice: choice.expected_bytes)
+    choices = [(choose(card, load, run.inner, own.wishes, limits, micro_batch), load) for load in loads]
+    choice, load = max(choices, key=lambda pair: pair[0].expected_bytes)
+    speed = None if choice.missing_bytes else planned_speed(card, choice.plan, load, USUAL_MFU)
+    if speed is None:
+        return choice
+    tokens_per_s, mfu = speed
+    return replace(choice, reason=f"{choice.reason}; about {whole(tokens_per_s)} tokens/s at {mfu:.0%} of its peak")
 
 
 def plan_finding(choice: Choice) -> Finding:
@@ -57,11 +64,6 @@ def _loads(run: RunConfig) -> tuple[list[CardLoad], int]:
     if run.pipeline is not None and run.stages is not None:
         pipeline, stages = run.pipeline, run.stages
         size = run.inner.batch_tokens // run.model.context_tokens // pipeline.micro_batches
-        kept = [
-            1
-            if pipeline.recomputes
-            else most_in_flight(pipeline.schedule, stage, stages.num_stages, pipeline.micro_batches)
-            for stage in range(stages.num_stages)
-        ]
-        return [stage_load(stages, stage, kept[stage]) for stage in range(stages.num_stages)], size
+        numbers = range(stages.num_stages)
+        return [stage_load(stages, stage, pipeline.most_kept(stages, stage)) for stage in numbers], size
     return [run_load(run)], 0

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,16 +33,24 @@ _SEQUENCES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class OwnSpeed:
-    """A measured speed. `how`: the plan of the device, in words."""
+    """A measured speed.
+
+    Attributes:
+        how: the plan of the device, in words.
+        mfu: model FLOPs utilisation, 0 to 1; None where the device's peak is not known.
+    """
 
     tokens_per_s: float
     flops_per_s: float
     how: str
+    mfu: float | None = None
 
     def lines(self, run_file: Path) -> list[str]:
         """For people, with the word that `potluck plan` takes."""
+        share = f", {self.mfu:.0%} of the device's peak" if self.mfu is not None else ""
+        teraflops = f"{self.flops_per_s / 1e12:.4g} TFLOP/s{share}"
         return [
-            f"speed  {whole(self.tokens_per_s)} tokens/s with the model of {run_file}, {self.flops_per_s / 1e12:.4g} TFLOP/s",
+            f"speed  {whole(self.tokens_per_s)} tokens/s with the model of {run_file}, {teraflops}",
             f"       {self.how}",
             f"plan   potluck plan {run_file} --peers 1x{self.tokens_per_s:.0f}tok/s",
             f"       of other models: --peers 1x{self.flops_per_s / 1e12:.4g}tflops",
@@ -50,7 +58,7 @@ class OwnSpeed:
 
     def json(self) -> str:
         """For scripts."""
-        return json.dumps({"tokens_per_s": self.tokens_per_s, "flops_per_s": self.flops_per_s, "how": self.how})
+        return json.dumps(asdict(self))
 
 
 def take_priority_of_training() -> None:
@@ -79,8 +87,9 @@ def measured_speed(run_file: Path, config: PeerConfig, measured_s: float = MEASU
             tokens_per_s = _timed(trainer, measured_s, time.perf_counter)
         except (MemoryError, RuntimeError) as error:
             raise _failed(run_file, error) from error
-        how = trainer.card.report(trainer.micro_batch).reason
-        return OwnSpeed(tokens_per_s, tokens_per_s * flops_per_token(run_load(run)), how)
+        report = trainer.card.report(trainer.micro_batch)
+        flops_per_s = tokens_per_s * flops_per_token(run_load(run))
+        return OwnSpeed(tokens_per_s, flops_per_s, report.reason, report.mfu(tokens_per_s))
 
 
 def _failed(run_file: Path, error: Exception) -> MachineError:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from peer.forecast.crew_core import Group
-from peer.training.plan.card_memory_core import flops_per_token, run_load
+from peer.training.plan.card_memory_core import CardLoad, flops_per_token, run_load
 from peer.training.plan.card_plan import CardPlan, Offload, Wishes
 from peer.training.plan.cards_core import Card, native_precision
 from peer.training.plan.layout_core import SHARDED_FROM, LayoutChoice, SplitRules, Task, choose_layout
@@ -29,6 +29,9 @@ _AWAY_SPEED: Final[dict[Offload, float]] = {"none": 1.0, "moments": 0.97, "all":
 beside 6 floating-point operations a value and token. Computed for 12 GB/s, 18 TFLOP/s and micro-batches of 2,048 tokens.
 """
 
+
+USUAL_MFU: Final = 0.3
+"""Share of its peak that a card reaches with a model that fits with ease, where nothing was measured."""
 
 MACHINE_MEMORY: Final = 2
 """Memory of a peer's machine, in memories of its cards: a usual one of a volunteer (3090 with 48 GB, 3060 with 24)."""
@@ -101,6 +104,17 @@ def _peaks(choice: LayoutChoice) -> float:
             peak = peak_flops(owned.card, native_precision(owned.card)) or 0.0
             total += peak * _kept(plan.plan) * shared
     return total
+
+
+def planned_speed(card: Card, plan: CardPlan, load: CardLoad, mfu: float) -> tuple[float, float] | None:
+    """The tokens/s and the share of its peak to expect of a card by its plan; None where no peak is known.
+
+    Args:
+        mfu: as of `group_speed`.
+    """
+    peak = peak_flops(card, plan.precision)
+    reached = mfu * _kept(plan)
+    return None if peak is None else (peak * reached / flops_per_token(load), reached)
 
 
 def _kept(plan: CardPlan) -> float:

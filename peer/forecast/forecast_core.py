@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from peer.forecast.card_speed_core import GroupSpeed, group_speed
+from peer.forecast.card_speed_core import USUAL_MFU, GroupSpeed, group_speed
 from peer.forecast.crew_core import Group, Link, num_peers
 from peer.forecast.loss_law_core import ExpectedLoss, Schedule, expected_loss, no_law_for
 from peer.forecast.round_times_core import Pace, RoundTimes, round_times
@@ -50,7 +50,7 @@ class Conditions:
     link: Link = DEFAULT_LINK
     hours_a_day: float = _HOURS
     leaves_a_day: float = 0.0
-    mfu: float = 0.3
+    mfu: float = USUAL_MFU
     machine_watts: float = 80.0
     price_kwh: float | None = None
     g_per_kwh: float | None = None

@@ -23,7 +23,8 @@ from averaging.rounds.traffic.discovery import Rhythm, list_peers
 from averaging.rounds.unit_service import RoundService
 from averaging.state.unit_log import UnitLog
 from averaging.storage.file_storage import FileStorage
-from peer.cards.layout_of import stage_world_without
+from peer.cards.layout_of import layout_of, stage_world_without
+from peer.cards.own_cards import OwnCards
 from peer.holdings.held_stage import HORIZON_S, OwnStage
 from peer.holdings.move_costs import MoveCosts
 from peer.membership.joining import open_start_record
@@ -39,11 +40,13 @@ from peer.session.await_state import HELD_BECAUSE, FirstState
 from peer.session.build import stage_plan
 from peer.session.build_rounds import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.session.isolation import watch_isolation
-from peer.session.run_layout import run_layout
+from peer.session.run_layout import keep_cards, run_layout
 from peer.session.session import JoinedSession, PeerSession
 from peer.status.status_of import status_of
 from peer.training.plan.card_report import with_notes
 from peer.training.plan.card_state import CardState
+from peer.training.plan.layout import World
+from peer.training.plan.layout_core import LayoutChoice
 from peer.training.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.host.reports import HeldoutResult
@@ -147,11 +150,14 @@ async def train_in_lanes(
     rounds = peer_rounds(joined, follower)
     ended = partial(_is_after_the_end, rounds, chain, run.config.run.total_tokens)
     shares = StageShares(chain, run.form, ended, partial(_measured, joined, rounds))
-    (world,) = (await run_layout(joined.life, run.config, None, None, ())).worlds
+    (world,) = (await run_layout(joined.life, run.config, None, None, (), run.stage)).worlds
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
     if world.devices != ("auto",):
         plan = plan.model_copy(update={"device": world.devices[0], "mesh": world.mesh})
-    without = partial(stage_world_without, run.config)
+
+    def without(left: Sequence[str]) -> World | None:
+        return stage_world_without(joined.life.board.own_cards, joined.life.config, run.config, run.stage, left)
+
     devices = world.devices if world.mesh.num_ranks > 1 else ()
     async with open_stage_process(plan, joined.life.worker, devices, without) as process:
         _show(joined.life, process, shares)
@@ -166,7 +172,22 @@ async def train_in_lanes(
         sources.lanes = lanes.status
         rounds.serve()
         lanes.serve()
-        await _run(joined, rounds, service, lanes, control, moves)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_keep_cards, joined.life, run, process, lanes)
+            await _run(joined, rounds, service, lanes, control, moves)
+            nursery.cancel_scope.cancel()
+
+
+async def _keep_cards(life: PeerSession, run: StageRun, process: StageProcess, lanes: LaneService) -> None:
+    """Have cards that were left out hold the stage again, from the end of a round on if this peer has a seat."""
+
+    def choose(own: OwnCards) -> LayoutChoice:
+        return layout_of(own, life.config, run.config, (), run.stage)
+
+    def regroup(world: World) -> None:
+        process.regroup(world, now=not lanes.is_in_lane)
+
+    await keep_cards(life.board, choose, lambda: process.cards(0.0, 0), regroup, ThreadOffload())
 
 
 def _show(life: PeerSession, process: StageProcess, shares: StageShares) -> None:

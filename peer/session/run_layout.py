@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
 import torch
+import trio
 
+from averaging.network.seams.interfaces import Offload
 from averaging.network.seams.offload import ThreadOffload
+from peer.cards.card_return import watch_for_return
 from peer.cards.card_status import watched_cards
-from peer.cards.layout_of import layout_of, task_of, world_without
+from peer.cards.layout_of import layout_of, one_replica_of, task_of, world_without
 from peer.cards.layout_speeds import LayoutSpeeds
 from peer.cards.layout_trial import Trial, settle_by_trial
+from peer.cards.own_cards import OwnCards
 from peer.session.session import PeerSession
+from peer.status.status_board import StatusBoard
 from peer.training.islands.open_trainer import open_trainer
 from peer.training.peer_trainer import PeerTrainer
-from peer.training.plan.layout import Layout
+from peer.training.plan.card_state import CardState
+from peer.training.plan.layout import Layout, World
+from peer.training.plan.layout_core import LayoutChoice
+from peer.training.trainer import WorkerTrainer
 from peer.training.training_plan import TrainingPlan
 from protocol.run.manifest import RunConfig
 
@@ -25,31 +33,67 @@ log = structlog.get_logger()
 
 
 async def run_layout(
-    life: PeerSession, run: RunConfig, plan: TrainingPlan | None, anchor_N: torch.Tensor | None, experts: Sequence[int]
+    life: PeerSession,
+    run: RunConfig,
+    plan: TrainingPlan | None,
+    anchor_N: torch.Tensor | None,
+    experts: Sequence[int],
+    stage: int | None = None,
 ) -> Layout:
     """The layout to train with. The board and the sensors know its cards from then on.
 
     Args:
         plan: of the whole peer, None for a stage.
         anchor_N: (N,) float32, where a trial begins; None for a stage.
+        stage: the one held here, in a run of stages.
 
     Raises:
         ConfigError: the owner's split does not suit the model or the cards.
     """
     offload, board = ThreadOffload(), life.board
-    choice = await offload.run(partial(layout_of, board.own_cards, life.config, run, experts))
+    choice = await offload.run(partial(layout_of, board.own_cards, life.config, run, experts, stage))
     if choice.rival is not None and plan is not None and anchor_N is not None and not plan.is_paused:
         board.say("catching up", "two ways to train on these cards are timed")
         task = task_of(life.config, run, experts, choice.cards[0][0].card.kind)
         speeds = LayoutSpeeds(life.config.state_dir)
         trial = Trial(partial(_open, plan, anchor_N), speeds, lambda: life.controls.decision.may_compute, offload)
         choice = await settle_by_trial(choice, task, trial)
+    _show(board, choice)
+    return choice.layout
+
+
+def _show(board: StatusBoard, choice: LayoutChoice) -> None:
     board.layout, watched = choice, watched_cards(choice)
     board.machine.watches = lambda: watched
     if choice.layout.reason:
         log.info("layout", reason=choice.layout.reason)
         print(f"cards: {choice.layout.reason}", flush=True)
-    return choice.layout
+
+
+async def keep_cards(
+    board: StatusBoard,
+    choose: Callable[[OwnCards], LayoutChoice],
+    at_work: Callable[[], Sequence[CardState]],
+    regroup: Callable[[World], None],
+    offload: Offload,
+) -> None:
+    """Have cards that were left out train again once they can, until cancelled.
+
+    Args:
+        choose: one replica over cards that were read anew.
+        at_work: the cards of the replica, also those that are left out.
+        regroup: goes on with these cards from the next round on.
+    """
+
+    def take(own: OwnCards, choice: LayoutChoice) -> None:
+        board.own_cards = own
+        _show(board, choice)
+        regroup(choice.layout.worlds[0])
+
+    def devices() -> list[str]:
+        return [card.device for card in at_work() if not card.left_out]
+
+    await watch_for_return(board.own_cards, choose, devices, take, offload)
 
 
 @asynccontextmanager
@@ -62,12 +106,22 @@ async def trainer_on_cards(
         ConfigError: as `run_layout`.
     """
     layout, board = await run_layout(life, run, plan, anchor_N, plan.experts), life.board
-    without = partial(world_without, board.own_cards, life.config, run, plan.experts)
+
+    def without(left: Sequence[str]) -> World | None:
+        return world_without(board.own_cards, life.config, run, plan.experts, left)
+
+    def choose(own: OwnCards) -> LayoutChoice:
+        return one_replica_of(own, life.config, run, plan.experts)
+
     async with open_trainer(plan, layout, anchor_N, life.worker, without) as trainer:
         del anchor_N
         board.machine.trains_on = lambda: trainer.card
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
-        yield trainer
+        async with trio.open_nursery() as nursery:
+            if isinstance(trainer, WorkerTrainer) and layout.worlds[0].mesh.num_ranks > 1:
+                nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, trainer.regroup, ThreadOffload())
+            yield trainer
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -83,8 +83,8 @@ class PeerConfig(PlaceConfig):
 
     split: WishedSplit = "auto"
     """How several cards train: as islands, each with a model of its own, or as one model, with its parameters shared out (shard), also
-    each text (context) or each product (tensor). auto takes what is fast and fits. In a pipeline run each card
-    holds the whole stage, so leave it at auto.
+    each text (context) or each product (tensor). auto takes what is fast and fits. In a pipeline run only islands
+    and shard work: each card holds the whole stage, or some rows of it.
     """
 
     compile: Switch = "auto"

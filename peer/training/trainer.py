@@ -29,8 +29,10 @@ from averaging.rounds.traffic.spans import COMPUTE, Record, Span, nowhere
 from peer.training.anchor_measures import AnchorMeasures
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
-from peer.training.plan.layout import Mesh
+from peer.training.plan.layout import Mesh, World
+from peer.training.supervision import patience_core
 from peer.training.supervision.cards_told import CardsTold, Without
+from peer.training.supervision.regrouping import Regrouping
 from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import (
     Ended,
@@ -67,17 +69,6 @@ OWNER_HOLDS: Final = "its owner holds back what is trained"
 START_WITHIN_S: Final = 300.0
 """Time for imports, the model, and the search for the micro-batch, on a slow machine."""
 
-PATIENCE_STEPS: Final = 20.0
-LEAST_PATIENCE_S: Final = 20.0
-MOST_PATIENCE_S: Final = 300.0
-SECOND_LOOK_S: Final = 2.0
-"""How long a command may go unanswered, in steps and in seconds. An evaluation may take as long as many steps."""
-
-LEAST_WORK_S: Final = 1.0
-"""Time between two looks in which a process that works ran, or waited for a processor. A hanging one does neither, and one that waits
-for another rank hardly does.
-"""
-
 
 class WorkerTrainer:
     """The Trainer interface over a worker process, or over one for each rank of the plan's mesh. Created by `open_worker_trainer`.
@@ -104,14 +95,11 @@ class WorkerTrainer:
         self._measures = AnchorMeasures(
             self._rooms, self._command_lock, self._until_ready, self._exchange, lambda: self._misfit, self._patience_s
         )
-        self._starting = trio.CancelScope()
-        self._ready = trio.Event()
+        self._starting, self._ready = trio.CancelScope(), trio.Event()
         self._replies = Replies()
-        self._number = 0
-        self._schedule_tokens = plan.schedule_tokens
+        self._number, self._schedule_tokens = 0, plan.schedule_tokens
         self._slowdown = plan.slowdown
-        self._is_paused = plan.is_paused
-        self._is_held = False
+        self._is_paused, self._is_held = plan.is_paused, False
         self._held_because = OWNER_HOLDS
         self._misfit = ""
         """Why the model does not fit into the allowed memory of the card, once known. It is not tried again in this life of the
@@ -120,6 +108,10 @@ class WorkerTrainer:
         self._life_of_theta = [_NO_LIFE] * len(self._spans)
         """`restarts` when the caller last knew a unit's theta. A shift applies to that life's theta only."""
         self._kill_reason = ""
+        self._regrouping = Regrouping()
+        self.regroup: Callable[[World], None] = self._regrouping.want
+        """Trains on these cards from the next commit on. Costs what was trained since that commit's snapshot, but no moments."""
+
         self._card_plan = plan.card_plan
         self._last = self._begun(plan.first_step, plan.micro_batch)
         self._trained_before = 0
@@ -149,6 +141,7 @@ class WorkerTrainer:
         async with self._command_lock:
             await self._until_ready()
             await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), anchor_N)
+            self._regroup()
 
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
         """Theta at the next step boundary. Then no step is taken until the next shift or load, for `still_s` at most.
@@ -189,6 +182,7 @@ class WorkerTrainer:
                 await self._give(command, shift_N)
             else:
                 await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), self._anchors[unit])
+            self._regroup()
 
     async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
         """Set the anchor for restarts of the worker. The vector is kept, not copied."""
@@ -297,13 +291,11 @@ class WorkerTrainer:
         if stream is None or not self._ready.is_set():
             return None
         self._number += 1
-        number = self._number
-        patience_s = self._patience_s()
+        number, patience_s = self._number, self._patience_s()
         try:
             with trio.fail_after(patience_s) as sending:
-                sending.shield = (
-                    True  # send a started command to its end, or the next one would be read as the rest of it
-                )
+                # send a started command to its end, or the next one would be read as the rest of it
+                sending.shield = True
                 await stream.send_all(frame(command.numbered(number)))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
@@ -322,21 +314,18 @@ class WorkerTrainer:
                 if reply is not None and command.op in ("load", "shift", "snapshot"):
                     self._life_of_theta[command.unit] = life
                 return reply
-            if wait_s == SECOND_LOOK_S:
+            if wait_s == patience_core.SECOND_LOOK_S:
                 break
             before_s, worked_s = worked_s, self._process.runnable_s()
-            is_busy = worked_s - before_s >= LEAST_WORK_S and not self._process.stopped()
-            has_time = trio.current_time() - begun_s + patience_s <= MOST_PATIENCE_S
+            is_busy = worked_s - before_s >= patience_core.LEAST_WORK_S and not self._process.stopped()
+            has_time = trio.current_time() - begun_s + patience_s <= patience_core.MOST_PATIENCE_S
             # The last wait is for a daemon that was itself suspended: the reply may already be there, unread.
-            wait_s = patience_s if is_busy and has_time else SECOND_LOOK_S
+            wait_s = patience_s if is_busy and has_time else patience_core.SECOND_LOOK_S
         self._give_up(f"the training process did not answer for {trio.current_time() - begun_s:.0f} s")
         return None
 
     def _patience_s(self) -> float:
-        """How long a command may wait for its step boundary: many times the slowest recent step."""
-        if not self._last.micro_batch:
-            return MOST_PATIENCE_S  # started paused: the search for the micro-batch is still to come
-        return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * self._speed.slowest_s))
+        return patience_core.patience_s(self._last.micro_batch, self._speed.slowest_s)
 
     def _give_up(self, reason: str) -> None:
         stopped = self._process.stopped()
@@ -350,7 +339,11 @@ class WorkerTrainer:
         quick_deaths = 0
         while True:
             first_step = self._last.step
-            ended = await self._live(self._next_plan())
+            with self._regrouping.life():
+                ended = await self._live(self._next_plan())
+            if (world := self._regrouping.taken()) is not None:
+                self._note_regrouped(world)
+                continue
             quick_deaths = quick_deaths + 1 if self._last.step == first_step else 0
             self._note_death(ended.said, ended.rank)
             await trio.sleep(restart_pause_s(quick_deaths))
@@ -397,6 +390,23 @@ class WorkerTrainer:
             self._reason = f"{self._kill_reason or said}; {then}"
         self._kill_reason = ""
         log.warning("worker_died", reason=self._reason, restarts=self._restarts)
+        self._replies.wake()
+
+    def _regroup(self) -> None:
+        """A commit is in: end the processes if other cards are wanted. Commands wait for their processes."""
+        if self._regrouping.end_life():
+            self._ready = trio.Event()
+
+    def _note_regrouped(self, world: World) -> None:
+        self._cards.come_back(world)
+        self._plan = self._plan.model_copy(update={"device": world.devices[0], "mesh": world.mesh})
+        self.notes.died(None)
+        self.notes.left_card(is_on_cpu=False)
+        self._trained_before += self._last.tokens_trained
+        self._card_plan, self._misfit, self._last = self._plan.card_plan, "", self._begun(self._last.step, 0)
+        self._restarts += 1
+        self._state, self._reason = "restarting", f"going on with {', '.join(world.devices)}"
+        log.info("cards_regrouped", devices=", ".join(world.devices))
         self._replies.wake()
 
     def _go_on(self, rank: int, reason: str) -> str:

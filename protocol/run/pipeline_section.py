@@ -100,6 +100,12 @@ class PipelineSection(Section):
             recomputes=self.recomputes,
         )
 
+    def most_kept(self, stages: StageMap, stage: int) -> int:
+        """Micro-batches whose activations a stage keeps at once."""
+        if self.recomputes:
+            return 1
+        return most_in_flight(self.schedule, stage, stages.num_stages, self.micro_batches)
+
     def lane_config(self, model: ModelConfig, inner: InnerSection) -> LaneConfig:
         """The numbers of all lanes."""
         rows = inner.batch_tokens // model.context_tokens // self.micro_batches

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from averaging.gc_freeze import frozen_imports
+from averaging.gc_freeze import STEPS_A_COLLECTION, collect_between_steps, frozen_imports
 
 
 def test_no_garbage_is_looked_for_in_the_block_and_again_after_it() -> None:
@@ -36,3 +36,17 @@ def test_garbage_is_looked_for_again_after_an_import_that_failed() -> None:
     with pytest.raises(ImportError), frozen_imports():
         raise ImportError("not there")
     assert gc.isenabled()
+
+
+def test_while_steps_are_taken_garbage_is_looked_for_between_two_of_them_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collected: list[int] = []
+    monkeypatch.setattr(gc, "collect", collected.append)
+    try:
+        for step in range(1, 2 * STEPS_A_COLLECTION + 1):
+            collect_between_steps(step)
+            assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert collected == [1, 1]

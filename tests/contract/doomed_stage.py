@@ -8,19 +8,25 @@ from typing import Any
 
 import peer.worker  # noqa: F401 - what is forked
 from peer.pipeline.stage.stage_ranks import StageRanks
+from peer.pipeline.stage.stage_shards import StageShards
 from tests.contract.rank_doom import Point, strike
 
 
 def _doom(name: str, point: Point) -> None:
-    work: Any = getattr(StageRanks, name)
+    for kind in (StageRanks, StageShards):
+        if name in vars(kind):
+            setattr(kind, name, _struck(vars(kind)[name], point))
 
+
+def _struck(work: Any, point: Point) -> Any:
     def struck(self: StageRanks, *given: Any) -> Any:
         strike(self.group.rank, point)
         return work(self, *given)
 
-    setattr(StageRanks, name, struck)
+    return struck
 
 
 _doom("joined", "backward")
-_doom("sum_gradients", "optimizer")
+_doom("square", "optimizer")
 _doom("spread", "step")
+_doom("snapshot", "snapshot")

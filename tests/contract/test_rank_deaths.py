@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from peer.training import trainer as trainer_module
 from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.layout import Mesh, World
+from peer.training.trainer import open_worker_trainer
 from peer.training.worker_errors import DoesNotFit
 from protocol.run.training_sections import InnerSection
 from tests.anchors import reads
-from tests.contract.rank_deaths import ANCHOR_N, doomed_ranks, plan_of_two, training_ranks
+from tests.contract.rank_deaths import ANCHOR_N, WITHIN_S, Ranks, doomed_ranks, plan_of_two, training_ranks
 from tests.peer.training_world import BATCH_TOKENS
 
 INNER_OF_MANY = InnerSection(learning_rate=0.01, batch_tokens=4 * BATCH_TOKENS)
@@ -83,3 +86,24 @@ async def test_an_evaluation_that_runs_out_of_memory_on_a_rank_changes_no_plan_a
     assert told == ["card 1: out of memory in an evaluation; other peers evaluate for the next hour"]
     assert {state.report.plan for state in states if state.report is not None} == {CardPlan()}
     assert ranks.trainer.micro_batch == 2
+
+
+async def test_a_card_that_is_back_trains_from_the_next_commit_on(tmp_path: Path, doom: Path) -> None:
+    moments = tmp_path / "moments.safetensors"
+    plan = plan_of_two(tmp_path, mesh=Mesh(), moments_file=moments, moments_within_tokens=10 * BATCH_TOKENS)
+    with trio.fail_after(WITHIN_S):
+        async with open_worker_trainer(plan, ANCHOR_N) as trainer:
+            ranks = Ranks(trainer, plan, doom)
+            await ranks.until_tokens()
+            trainer.regroup(World(devices=("cpu", "cpu"), mesh=Mesh(shard=2)))
+            await trainer.snapshot()
+            assert len(trainer.worker_pids) == 1, "the round is not over"
+            await trainer.load(ANCHOR_N, schedule_tokens=0)
+            await ranks.until_tokens()
+            assert len(trainer.worker_pids) == 2
+            assert moments.exists(), "the next processes take the optimizer's moments up"
+            assert (trainer.progress().restarts, trainer.progress().state) == (1, "training")
+            assert [card.left_out for card in trainer.cards] == ["", ""]
+            snapshot = await trainer.snapshot()
+            assert snapshot.tokens == snapshot.num_steps * BATCH_TOKENS > 0
+            assert trainer.progress().tokens_trained == snapshot.next_step * BATCH_TOKENS

@@ -16,11 +16,13 @@ import trio
 
 from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.training import training_process
 from peer.training.plan.layout import Mesh, World
 from peer.training.worker_channel import Area
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
+from protocol.tensors.stage_schema import stage_schema
 from tests.contract.rank_doom import DOOM_VARIABLE, How, RankDoom
 from tests.contract.rank_doom import Point as DoomPoint
 from tests.forked import open_forked
@@ -49,7 +51,7 @@ def doom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     file = tmp_path_factory.mktemp("doom") / "doom"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DOOM_VARIABLE, str(file))
-        with open_forked("tests.contract.doomed_stage", "torch.distributed.device_mesh") as forked:
+        with open_forked("tests.contract.doomed_stage", "peer.training.ranks.ranked_replica") as forked:
             patch.setattr(training_process, "start_worker", forked.start_worker)
             yield file
 
@@ -87,6 +89,11 @@ class Lane:
         self.first.ask("take_step", **there, whole_square=square.hex())
         assert await self.work.take_step(at, square)
 
+    async def step_to_snapshot(self, number: int) -> tuple[bytes, bytes]:
+        """An inner step, and the snapshots after it."""
+        await self.step(number)
+        return await self.snapshots()
+
     async def snapshots(self) -> tuple[bytes, bytes]:
         """Of both stages."""
         return self.first.ask("snapshot")[1], await self.work.snapshot()
@@ -106,8 +113,8 @@ def _first(folder: Path) -> Iterator[Asker]:
 
 
 @asynccontextmanager
-async def _lane(folder: Path) -> AsyncIterator[Lane]:
-    plan = stage_plan(folder, 1, mesh=Mesh(shard=2))
+async def _lane(folder: Path, mesh: Mesh) -> AsyncIterator[Lane]:
+    plan = stage_plan(folder, 1, mesh=mesh)
     with trio.fail_after(WITHIN_S), _first(folder) as first:
         async with open_stage_process(
             plan, devices=("cpu", "cpu"), without=lambda left: World(devices=left)
@@ -117,37 +124,71 @@ async def _lane(folder: Path) -> AsyncIterator[Lane]:
             yield lane
 
 
+TWO, IN_ROWS = Mesh(copies=2), Mesh(shard=2)
+_ENDS: list[tuple[int, DoomPoint, How]] = [
+    (1, "backward", "kill"),
+    (0, "optimizer", "freeze"),
+    (1, "step", "freeze"),
+    (0, "step", "kill"),
+]
+_ENDS_IN_ROWS: list[tuple[int, DoomPoint, How]] = [*_ENDS[:2], (1, "snapshot", "kill")]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ends"), [(TWO, _ENDS), (IN_ROWS, _ENDS_IN_ROWS)], ids=["each has all of it", "each has rows of it"]
+)
 async def test_a_lane_goes_on_as_if_nothing_had_been_when_a_card_of_a_stage_ends_at_any_point(
-    tmp_path: Path, doom: Path
+    tmp_path: Path, doom: Path, mesh: Mesh, ends: list[tuple[int, DoomPoint, How]]
 ) -> None:
-    ends: list[tuple[int, DoomPoint, How]] = [
-        (1, "backward", "kill"),
-        (0, "optimizer", "freeze"),
-        (1, "step", "freeze"),
-        (0, "step", "kill"),
-    ]
-    async with _lane(tmp_path) as lane:
+    async with _lane(tmp_path, mesh) as lane:
         await lane.step(0)
         kept = await lane.snapshots()
-        await lane.step(1)
-        undisturbed = await lane.snapshots()
+        undisturbed = await lane.step_to_snapshot(1)
         for lives, (rank, point, how) in enumerate(ends, start=1):
             await lane.go_back(kept)
             pids = lane.process.pids
             RankDoom(rank, point, how).announce(doom)
             with pytest.raises(StageProcessDied):
-                await lane.step(1)
+                await lane.step_to_snapshot(1)
             while lane.process.restarts < lives:
                 await trio.sleep(0.01)
             assert not any(map(psutil.pid_exists, pids)), "both are gone before a new life begins"
             await lane.open()
             await lane.go_back(kept)
+            assert await lane.step_to_snapshot(1) == undisturbed
+
+
+@pytest.mark.parametrize("mesh", [TWO, IN_ROWS], ids=["each has all of it", "each has rows of it"])
+async def test_cards_that_are_back_hold_the_stage_from_the_end_of_a_round_on_and_the_lane_does_not_see_it(
+    tmp_path: Path, doom: Path, mesh: Mesh
+) -> None:
+    plan, both = stage_plan(tmp_path, 1), World(devices=("cpu", "cpu"), mesh=mesh)
+    schema = stage_schema(plan.stages, 1)
+    with trio.fail_after(WITHIN_S), _first(tmp_path) as first:
+        async with open_stage_process(plan) as process:
+            lane = Lane(first, process, tmp_path, ProcessWork(process, 7, lambda: (anchor(plan), 0), _Unheard()))
+            await lane.open()
+            process.regroup(both, now=False)
+            _, before = await lane.step_to_snapshot(0)
+            assert len(process.pids) == 1, "the round is not over"
+            share_N = await lane.work.theta()
+            await lane.work.adopt(share_N * 0.5)
+            after = await lane.work.snapshot()
+            assert len(process.pids) == 2
+            own, others = decode_snapshot(before, schema), decode_snapshot(after, schema)
+            assert torch.equal(others.theta_N, share_N * 0.5)
+            assert all(torch.equal(one, other) for one, other in zip(own.moments, others.moments, strict=True))
             await lane.step(1)
-            assert await lane.snapshots() == undisturbed
+            process.regroup(World(devices=("cpu",)), now=True)
+            while process.restarts < 2:
+                await trio.sleep(0.01)
+            with pytest.raises(StageProcessDied):
+                await lane.step(2)
+            assert len(process.pids) == 1, "a peer without a seat waits for no round"
 
 
 async def test_memory_that_runs_out_on_one_card_moves_both_to_the_next_plan(tmp_path: Path, doom: Path) -> None:
-    async with _lane(tmp_path) as lane:
+    async with _lane(tmp_path, TWO) as lane:
         RankDoom(1, "backward", "memory").announce(doom)
         with pytest.raises(StageProcessDied):
             await lane.step(0)

@@ -1,4 +1,6 @@
-"""A small run of stages, with real processes: a lane of two, and a spare, from the start to the end. One of them has two cards."""
+"""A small run of stages, with real processes: a lane of two, and a spare, from the start to the end. On two cards one peer
+has its stage whole on each, and one has it in rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.e2e.run_file import USUAL, run_toml
 from tests.forked import Forked
 
 NAMES = ("a", "b", "c")
-OF_TWO_CARDS = "a"
+ON_TWO_CARDS = {"a": ("--gpus", "0,1"), "b": ("--gpus", "0,1", "--split", "shard")}
 ROUNDS = 3
 MODEL = {**USUAL["model"], "num_layers": 2, "is_tied": False}
 RUN_TOML = run_toml(
@@ -53,6 +55,8 @@ def test_a_run_of_stages_goes_to_its_end_and_leaves_one_root_of_each_stage(tmp_p
         said = "".join(peer.said() for peer in peers)
         host.wait_for(rf"checkpoint_written .*index={ROUNDS} ")
     assert "Traceback" not in said + host.said()
+    assert "each holds the stage and a part of every micro-batch" in said
+    assert "one replica, parameters over 2" in said
     for index in range(ROUNDS + 1):  # the last parameters, too
         assert f"measured index={index} " in said
     _check_states(tmp_path)
@@ -73,8 +77,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _joined(folder: Path, name: str, invite: str, forked: Forked) -> AbstractContextManager[Running]:
-    cards = ("--gpus", "0,1") if name == OF_TWO_CARDS else ()
-    arguments = ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS, *cards)
+    arguments = ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS, *ON_TWO_CARDS.get(name, ()))
     return running_potluck(folder, f"peer {name}", *arguments, forked=forked)
 
 
@@ -85,7 +88,7 @@ def _check_states(folder: Path) -> None:
     assert [(unit.unit, unit.index) for unit in stored.units] == [("stage-0", ROUNDS), ("stage-1", ROUNDS)]
     last = [json.loads((folder / name / "final_status.json").read_bytes()) for name in NAMES]
     cards = {name: [card["left_out"] for card in status["cards"]] for name, status in zip(NAMES, last, strict=True)}
-    assert cards == {name: ["", ""] if name == OF_TWO_CARDS else [] for name in NAMES}
+    assert cards == {name: ["", ""] if name in ON_TWO_CARDS else [] for name in NAMES}
     assert sorted(status["unit"] for status in last) in (
         ["stage-0", "stage-0", "stage-1"],
         ["stage-0", "stage-1", "stage-1"],

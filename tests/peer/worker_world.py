@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -80,26 +81,36 @@ class Asker:
         return reply, left
 
 
-def one_step(first: Asker, last: Asker, *, step: int = 0) -> tuple[float, float]:
-    """An inner step of both stages with all its micro-batches. Returns its squared norm and its mean loss."""
-    for number in range(PIPELINE.micro_batches):
-        there = {"step": step, "micro_batch": number, "is_backward": False}
-        back = {**there, "is_backward": True}
-        last.ask("arrived", first.ask("run_pass", **there)[1], **there)
-        last.ask("run_pass", **there)
-        first.ask("arrived", last.ask("run_pass", **back)[1], **back)
-        first.ask("run_pass", **back)
+def forward(first: Asker, last: Asker, number: int, *, step: int = 0) -> StageReply:
+    """A micro-batch goes forward through both stages. Returns the last one's reply."""
+    there = {"step": step, "micro_batch": number, "is_backward": False}
+    last.ask("arrived", first.ask("run_pass", **there)[1], **there)
+    return last.ask("run_pass", **there)[0]
+
+
+def one_step(first: Asker, last: Asker, *, step: int = 0, together: bool = False) -> tuple[float, float]:
+    """An inner step of both stages with all its micro-batches, one after the other or with all of them between their passes. Returns
+    its squared norm and its mean loss.
+    """
+    numbers = range(PIPELINE.micro_batches)
+    for batches in [numbers] if together else [[number] for number in numbers]:
+        for number in batches:
+            forward(first, last, number, step=step)
+        for number in batches:
+            back = {"step": step, "micro_batch": number, "is_backward": True}
+            first.ask("arrived", last.ask("run_pass", **back)[1], **back)
+            first.ask("run_pass", **back)
     square = sum(float.fromhex(asker.ask("square")[0].square) for asker in (first, last))
     losses = [asker.ask("take_step", step=step, whole_square=square.hex())[0].loss_nats for asker in (first, last)]
     return square, losses[1] or 0.0
 
 
 @contextmanager
-def stage_worker(plan: StagePlan, group: RankGroup | None = None) -> Iterator[Asker]:
-    """The worker's loop in a thread of the test; with `group` that of the first of several cards."""
+def stage_worker(plan: StagePlan, group: RankGroup | None = None, memory: Path | None = None) -> Iterator[Asker]:
+    """The worker's loop in a thread of the test; with `group` that of the first of several cards, which share the file `memory`."""
     ours, theirs = socket.socketpair()
     num_elements = anchor(plan).numel()
-    with ours, theirs, tempfile.TemporaryFile() as file:
+    with ours, theirs, memory.open("a+b") if memory is not None else tempfile.TemporaryFile() as file:
         os.ftruncate(file.fileno(), mapping_bytes(num_elements))
         loop = threading.Thread(target=StageWorker(theirs, plan, file.fileno(), group).run)
         loop.start()
@@ -109,6 +120,7 @@ def stage_worker(plan: StagePlan, group: RankGroup | None = None) -> Iterator[As
         finally:
             ours.shutdown(socket.SHUT_WR)
             loop.join(ENDS_WITHIN_S)
+            gc.enable()  # a training process takes it in its own hands
         assert not loop.is_alive()
 
 
@@ -132,6 +144,7 @@ class ThreadedProcess:
         finally:
             self.channel.close()
             os.close(self.memory_fd)
+            gc.enable()  # a training process takes it in its own hands
             self.over.set()
 
     def poll(self) -> int | None:

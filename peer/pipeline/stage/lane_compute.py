@@ -15,7 +15,6 @@ from averaging.codecs.rows.boundary import Boundary, BoundaryCodec, Direction, d
 from peer.pipeline.stage.stage_ranks import StageRanks, alone_on_stage
 from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.pipeline.stage.stage_trainer import StageTrainer
-from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError
 from protocol.ids import RunId
 from protocol.pipeline.messages.lane_messages import lane_batch
@@ -118,11 +117,6 @@ class LaneWork:
         self._opened = self._tools.trainer_of(self._stage)
 
     @property
-    def replica(self) -> Replica | None:
-        """The stage's, None before `open`. The optimizer's moments outlive the lane: the stage's next lane continues with them."""
-        return None if self._opened is None else self._opened.replica
-
-    @property
     def in_flight(self) -> frozenset[int]:
         """Micro-batches with data held here: input for a pass, or activations kept for a backward pass."""
         kept = self._trainer.passes.kept
@@ -209,9 +203,7 @@ class LaneWork:
 
     def square(self) -> float:
         """Squared norm of this stage's gradient; 0 on other cards than the first."""
-        ranks = self._tools.ranks
-        ranks.sum_gradients(self._trainer.replica.parameters)
-        return self._trainer.gradient_square() if ranks.is_first else 0.0
+        return self._tools.ranks.square(self._trainer)
 
     def take_step(self, at: Point, whole_square: float) -> bool:
         """Take the inner step. Returns whether its tokens count."""
@@ -219,14 +211,16 @@ class LaneWork:
         if self._losses:
             self.loss_nats = ranks.mean(self._losses)
         self._losses.clear()
-        counts = trainer.take_step(whole_square, self._tools.learning_rate_of(at), leads=ranks.is_first)
+        counts = trainer.take_step(whole_square, self._tools.learning_rate_of(at), leads=ranks.takes_steps)
         if counts:
             ranks.spread(trainer.replica.parameters)
         return counts
 
     def snapshot(self) -> bytes:
-        """The complete state on which the next step depends."""
-        return encode_snapshot(self._trainer.snapshot())
+        """The complete state on which the next step depends; nothing on other cards than the first."""
+        ranks = self._tools.ranks
+        found = ranks.snapshot(self._trainer)
+        return encode_snapshot(found) if ranks.is_first else b""
 
     def restore(self, snapshot: bytes) -> None:
         """Continue from a snapshot. Discards the present state.
@@ -234,7 +228,7 @@ class LaneWork:
         Raises:
             PotluckError: it is not a snapshot of this stage.
         """
-        if self._led(lambda: self._trainer.restore(decode_snapshot(snapshot, self._schema))):
+        if self._tools.ranks.restore(self._trainer, lambda: decode_snapshot(snapshot, self._schema)):
             self._held.clear()
             self._losses.clear()
 
@@ -242,12 +236,10 @@ class LaneWork:
         """(N,), a copy."""
         return self._trainer.theta()
 
-    def adopt(self, anchor_N: torch.Tensor) -> None:
-        """Begin the next round from these parameters, which only the first card is given."""
-        self._led(lambda: self._trainer.load(anchor_N))
+    def write_theta(self, out_N: torch.Tensor) -> None:
+        """Write the parameters into (N,), which all cards can reach."""
+        self._tools.ranks.write_theta(self._trainer, out_N)
 
-    def _led(self, act: Callable[[], None]) -> bool:
-        is_done = self._tools.ranks.led(act, self._trainer.replica.parameters)
-        if is_done and not self._tools.ranks.is_first:
-            self._trainer.passes.forget()
-        return is_done
+    def adopt(self, anchor_N: torch.Tensor) -> None:
+        """Begin the next round from these parameters, which the cards are given that `StageRanks.load` names."""
+        self._tools.ranks.load(self._trainer, anchor_N)

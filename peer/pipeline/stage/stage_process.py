@@ -20,8 +20,10 @@ import trio
 from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
+from peer.training.plan.layout import Mesh, World
 from peer.training.plan.plan_core import plan_words
 from peer.training.supervision.cards_told import CardsTold, Without
+from peer.training.supervision.regrouping import Regrouping
 from peer.training.training_process import (
     SLOW_RESTART_S,
     Ended,
@@ -98,7 +100,7 @@ class StageProcess:
         self._plan, self._without = plan, without
         self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
         self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
-        self._sending = trio.Lock()
+        self._sending, self._regrouping, self._begun = trio.Lock(), Regrouping(), trio.Event()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
 
@@ -120,6 +122,26 @@ class StageProcess:
     def is_ready(self) -> bool:
         """Whether it takes orders now."""
         return self._process.stream is not None
+
+    @property
+    def is_to_begin_anew(self) -> bool:
+        """Whether other cards are to hold the stage, as soon as a round is over here."""
+        return self._regrouping.is_wanted
+
+    def regroup(self, world: World, *, now: bool) -> None:
+        """Hold the stage on these cards from now on, or once a seat has brought its share of the round."""
+        self._regrouping.want(world)
+        if now:
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """End the processes if other cards are to hold the stage. The optimizer's moments are kept."""
+        if self._regrouping.end_life():
+            self._begun = trio.Event()
+
+    async def until_begun(self) -> None:
+        """Wait until there is a process that takes orders."""
+        await self._begun.wait()
 
     async def ask(
         self,
@@ -190,11 +212,23 @@ class StageProcess:
         while True:
             began_s = trio.current_time()
             self.failed_because = ""
-            await self._live()
+            with self._regrouping.life():
+                await self._live()
+            if (world := self._regrouping.taken()) is not None:
+                self._hold_on(world)
+                continue
+            self._begun = trio.Event()
             quick_deaths = quick_deaths + 1 if trio.current_time() - began_s < SLOW_RESTART_S else 0
             self.restarts += 1
             log.warning("stage_process_died", restarts=self.restarts, reason=self.failed_because or "it died")
             await trio.sleep(restart_pause_s(quick_deaths))
+
+    def _hold_on(self, world: World) -> None:
+        """Hold the stage on these cards, with a plan chosen anew."""
+        self._cards.come_back(world)
+        self._plan = self._plan.model_copy(update={"device": world.devices[0], "mesh": world.mesh, "card_plan": None})
+        self.restarts += 1
+        log.info("cards_regrouped", devices=", ".join(world.devices))
 
     async def _live(self) -> None:
         try:
@@ -214,6 +248,7 @@ class StageProcess:
             return await self._listen_beside(rank, incoming)
         if self.started_in_s is None:
             self.started_in_s = trio.current_time() - self._made_s
+        self._begun.set()
         try:
             while (data := await incoming.message()) is not None:
                 reply = parse_reply(data)
@@ -262,19 +297,26 @@ class StageProcess:
             self.failed_because = self._cards.named(ended.rank, "the training process died")
 
     def _go_down(self, cause: OutOfMemory) -> None:
-        """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage."""
+        """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage. After the last one, cards that
+        had all of the stage each have rows of it.
+        """
         card_plan, _ = smaller_plan(cause)
-        self._plan = self._plan.model_copy(update={"card_plan": card_plan or self._plan.card_plan})
-        now_with = plan_words(card_plan) if card_plan is not None else "the same plan"
+        copies, report = self._plan.mesh.copies, cause.card_report
+        if copies > 1 and report is not None and card_plan == report.plan:
+            changes: dict[str, object] = {"mesh": Mesh(shard=copies), "card_plan": None}
+            now_with = "rows of the stage on each card"
+        else:
+            changes = {"card_plan": card_plan or self._plan.card_plan}
+            now_with = plan_words(card_plan) if card_plan is not None else "the same plan"
+        self._plan = self._plan.model_copy(update=changes)
         log.warning("stage_out_of_memory", now_with=now_with)
 
     def _go_on(self, rank: int, reason: str) -> None:
         """Leave a card out that is lost, and choose the next plan anew: each of the others has more to compute."""
         world = self._cards.go_on(rank, reason, self._without)
         if world is not None:
-            self._plan = self._plan.model_copy(
-                update={"device": world.devices[0], "mesh": world.mesh, "card_plan": None}
-            )
+            on_them = {"device": world.devices[0], "mesh": world.mesh, "card_plan": None}
+            self._plan = self._plan.model_copy(update=on_them)
             log.warning("card_left_out", reason=self.failed_because, going_on_with=", ".join(world.devices))
 
     def close(self) -> None:
@@ -332,7 +374,11 @@ class StageListener(Protocol):
 
 
 class ProcessWork:
-    """One seat's computation in the training process (peer/pipeline/transport/lane_work.py)."""
+    """One seat's computation in the training process (peer/pipeline/transport/lane_work.py).
+
+    Other cards than now take the stage over while the seat waits for its share's commit: between `theta` and `adopt`. The lane does
+    not see it, unless their processes take longer to begin than it waits.
+    """
 
     def __init__(self, process: StageProcess, lane: int, newest: Newest, listener: StageListener) -> None:
         self._process = process
@@ -340,6 +386,11 @@ class ProcessWork:
         self._newest = newest
         self._listener = listener
         self._life = -1
+        self._left: bytes = b""
+        """The snapshot that the processes on other cards continue from."""
+
+        self._is_whole = trio.Event()
+        self._is_whole.set()
 
     async def open(self) -> None:
         """As `StageWork`."""
@@ -383,16 +434,37 @@ class ProcessWork:
     async def theta(self) -> torch.Tensor:
         """As `StageWork`."""
         await self._ask("theta")
-        return self._process.theta()
+        theta_N = self._process.theta()
+        if self._process.is_to_begin_anew:
+            self._left, self._is_whole = await self.snapshot(), trio.Event()
+            self._process.begin_anew()
+        return theta_N
 
     async def adopt(self, anchor_N: torch.Tensor) -> None:
         """As `StageWork`."""
+        if self._left:
+            await self._continue_on_others()
         _, schedule_tokens = self._newest()
         await self._process.ask("adopt", {"schedule_tokens": schedule_tokens}, vector_N=anchor_N)
+
+    async def _continue_on_others(self) -> None:
+        snapshot, self._left = self._left, b""
+        try:
+            with trio.fail_after(ANSWER_WITHIN_S):
+                await self._process.until_begun()
+            await self.open()
+            await self.restore(snapshot)
+        except trio.TooSlowError as error:
+            raise _died("adopt") from error
+        finally:
+            self._is_whole.set()
 
     async def _ask(
         self, op: StageOp, fields: Mapping[str, object] = NO_FIELDS, *, blob: bytes = b""
     ) -> tuple[StageReply, bytes]:
+        if op == "arrived":
+            with trio.move_on_after(ANSWER_WITHIN_S):
+                await self._is_whole.wait()
         if self._life != self._process.restarts:
             raise _died(op)
         return await self._process.ask(op, fields, blob=blob)

@@ -1,8 +1,9 @@
-"""One stage on several cards: each computes its sequences of every micro-batch, and the first one takes the steps.
+"""One stage on several cards: each computes its sequences of every micro-batch.
 
-The first rank obeys the daemon and passes each order on. It alone has the optimizer's moments: gradients are summed there, and its
-parameters go to the others after each step. So to a lane the stage is that of one card, its snapshots too, and all cards have the same
-parameters bit for bit.
+The first rank obeys the daemon and passes each order on. If the stage fits a card, each card has all of it, and the first one takes
+the steps. It alone has the optimizer's moments: gradients are summed there, and its parameters go to the others after each step. So to
+a lane the stage is that of one card, its snapshots too, and all cards have the same parameters bit for bit. A stage that is too large
+for a card is shared by rows (stage_shards.py).
 
 Shapes: B sequences of a micro-batch, T tokens, D values of a token between stages.
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import ClassVar, Final
 
 import torch
 
+from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from peer.training.ranks.rank_group import RankGone, RankGroup, alone
 from protocol.errors import PotluckError, TemporaryError
 
@@ -33,13 +36,25 @@ class StageRanks:
         group: the ranks, as `meet` gives them. Several of them have torch's process group open.
     """
 
+    of_the_first: ClassVar[tuple[str, ...]] = ("slow", "theta", "snapshot")
+    """Orders that only the first card obeys."""
+
     def __init__(self, group: RankGroup) -> None:
         self.group = group
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank has the moments, and answers the daemon."""
+        """Whether this rank answers the daemon."""
         return self.group.is_first
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether this rank has moments and moves parameters by them."""
+        return self.is_first
+
+    def same_moments(self, saved_tokens: int) -> bool:
+        """As `moments.SameOnAll`: only the first one takes some up."""
+        return True
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         """This rank's sequences of a micro-batch, (B, ...) to (B / ranks, ...)."""
@@ -82,6 +97,37 @@ class StageRanks:
         total, weight = sum(each[0] for each in sums), sum(each[1] for each in sums)
         return total / weight if weight else None
 
+    def load(self, trainer: StageTrainer, theta_N: torch.Tensor) -> None:
+        """Set all cards' parameters to (N,), which the first one can read."""
+        self._led_to(trainer, partial(trainer.load, theta_N))
+
+    def write_theta(self, trainer: StageTrainer, out_N: torch.Tensor) -> None:
+        """Write the parameters into (N,)."""
+        trainer.write_theta(out_N)
+
+    def snapshot(self, trainer: StageTrainer) -> StageSnapshot:
+        """All that the next step depends on, on the first rank."""
+        return trainer.snapshot()
+
+    def restore(self, trainer: StageTrainer, decode: Callable[[], StageSnapshot]) -> bool:
+        """Have all cards continue from the snapshot that the first one decodes. Returns whether that was done.
+
+        Raises:
+            PotluckError: on the first one, it is none of this stage. Nothing has changed.
+        """
+        return self._led_to(trainer, lambda: trainer.restore(decode()))
+
+    def square(self, trainer: StageTrainer) -> float:
+        """Squared norm of the stage's gradient on the first rank; 0 on others."""
+        self._sum_gradients(trainer.replica.parameters)
+        return trainer.gradient_square() if self.is_first else 0.0
+
+    def _led_to(self, trainer: StageTrainer, act: Callable[[], None]) -> bool:
+        is_done = self.led(act, trainer.replica.parameters)
+        if is_done and not self.is_first:
+            trainer.passes.forget()
+        return is_done
+
     def led(self, act: Callable[[], None], parameters: Sequence[torch.Tensor]) -> bool:
         """Change the parameters on the first rank by `act`; the others get them. Returns whether that was done; if it was not, the
         first rank raises why.
@@ -99,13 +145,13 @@ class StageRanks:
         return True
 
     def spread(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Give all ranks the first one's parameters."""
+        """Give all ranks the first one's parameters, after it took a step."""
         if self.group.size > 1:
             from peer.training.ranks.rank_sums import give_first_to_all  # imports torch.distributed
 
             give_first_to_all(parameters)
 
-    def sum_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+    def _sum_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
         """Give the first rank the sum of all ranks' gradients. Those of the others are of no use then."""
         if self.group.size > 1:
             from peer.training.ranks.rank_sums import sum_on_first  # imports torch.distributed

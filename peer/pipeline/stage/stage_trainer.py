@@ -8,6 +8,7 @@ peer can continue from it exactly.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_passes import StagePasses
 from peer.training.plan.card_plan import FLOAT32, CardPlan
 from peer.training.replica.away_replica import replica_on
+from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.stage_schema import stage_schema
@@ -43,6 +45,7 @@ class StageTrainer:
         plan: how the card computes.
         device: that computes; None for the model's own.
         counts_some: whether only some targets count.
+        replica: that holds the model, of one card among several; None to make one by the plan.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class StageTrainer:
         plan: CardPlan = FLOAT32,
         device: torch.device | None = None,
         counts_some: bool = False,
+        replica: Replica | None = None,
     ) -> None:
         self.schema = stage_schema(model.stages, model.stage)
-        self.replica = replica_on(model, self.schema, inner, plan, device or next(model.parameters()).device)
+        own_device = device or next(model.parameters()).device
+        self.replica = replica or replica_on(model, self.schema, inner, plan, own_device)
         self.passes = StagePasses(
             model, self.replica, most_kept=most_kept, recomputes=recomputes, counts_some=counts_some
         )
@@ -66,15 +71,26 @@ class StageTrainer:
 
     def load(self, theta_N: torch.Tensor) -> None:
         """Set theta to (N,). The moments stay (DiLoCo keeps them local). Discards a step in progress."""
+        self._put(self.replica.parts(theta_N, self.schema))
+
+    @torch.no_grad()
+    def _put(self, parts: Sequence[torch.Tensor]) -> None:
         self.passes.forget()
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, self.replica.parts(theta_N, self.schema), strict=True):
-                parameter.copy_(part)
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.copy_(part)
+        self.replica.note_moved()
+
+    @torch.no_grad()
+    def write_theta(self, out_N: torch.Tensor) -> None:
+        """Write theta into (N,), of it the part that this process holds."""
+        for part, parameter in zip(self.replica.parts(out_N, self.schema), self._parameters, strict=True):
+            part.copy_(parameter)
 
     def placed(self, arrived: torch.Tensor) -> torch.Tensor:
         """Move the input to the device that computes and, unless it is tokens, to the parameters' dtype."""
         is_text = not arrived.dtype.is_floating_point
-        return arrived.to(self.replica.device, arrived.dtype if is_text else self._parameters[0].dtype)
+        dtype = arrived.dtype if is_text else self._parameters[0].dtype
+        return arrived.to(self.replica.device, dtype, non_blocking=True)
 
     def theta(self) -> torch.Tensor:
         """(N,), a copy in the parameters' own dtype."""
@@ -90,12 +106,20 @@ class StageTrainer:
         Raises:
             LocalProtocolError: a snapshot of another stage.
         """
+        self.require_own(snapshot)
+        self.restore_parts(self.replica.parts(snapshot.theta_N, self.schema), snapshot.moments)
+
+    def require_own(self, snapshot: StageSnapshot) -> None:
+        """Raises LocalProtocolError for a snapshot of another stage."""
         if snapshot.theta_N.numel() != self.schema.num_elements:
             raise LocalProtocolError(
                 f"a snapshot of {snapshot.theta_N.numel()} values", f"{self.schema.num_elements} of {self.schema.unit}"
             )
-        self.replica.optimizer.load_moments(snapshot.moments)
-        self.load(snapshot.theta_N)
+
+    def restore_parts(self, parts: Sequence[torch.Tensor], moments: Sequence[torch.Tensor]) -> None:
+        """As `restore`, with the parts of parameters and moments that this process holds."""
+        self.replica.optimizer.load_moments(moments)
+        self._put(parts)
 
     def gradient_square(self) -> float:
         """Sum of the squares of this stage's gradient, in float64. It is this stage's part of the whole model's squared norm."""

@@ -11,27 +11,28 @@ import json
 import math
 import socket
 import time
-from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import torch
 
-from averaging.data.assignment import heldout_windows, step_windows
-from averaging.data.token_reader import TokenReader
+from averaging.gc_freeze import collect_between_steps
 from peer.machine.device import card_uuid, choose_device, is_out_of_memory, limit_memory
 from peer.models.stage_model import StageDecoder
-from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork, Targets
+from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
 from peer.pipeline.stage.stage_channel import STAGE_KIND, STATE, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_ranks import RanksApart, StageRanks
+from peer.pipeline.stage.stage_shards import StageShards, sharded_replica
+from peer.pipeline.stage.stage_texts import StageTexts
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.card_at_work import CardAtWork
 from peer.training.optimizers.learning_rate import learning_rate_at
 from peer.training.plan.card_memory_core import stage_load
+from peer.training.plan.rank_memory_core import ALONE
 from peer.training.ranks.agreed_plan import agreed_plan
+from peer.training.ranks.rank_files import moments_path
 from peer.training.ranks.rank_group import RankGone, RankGroup, alone, meet
 from peer.training.replica.compiler import Compiler
 from peer.training.replica.moments import KeptMoments
-from peer.training.replica.text_batches import TextBatch, text_batch
 from peer.training.supervision.actions import END
 from peer.training.supervision.wires import prepare_wires
 from peer.training.worker_channel import (
@@ -50,9 +51,6 @@ from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
 
 _SLOWED: Final = ("run_pass", "take_step")
-_OF_THE_FIRST: Final = ("slow", "theta", "snapshot")
-"""Orders that only the first card obeys."""
-
 _TOLD: Final = ("open", "take_step")
 """Orders after which every card says how it trains."""
 
@@ -91,7 +89,7 @@ class StageWorker:
             torch.set_num_threads(plan.num_threads)
         self._channel = channel
         self._plan, self._wire_note = plan, wire_note
-        self._ranks = StageRanks(group or alone())
+        self._ranks = _ranks_of(group or alone())
         self._stages, self._lanes = plan.stages, plan.lanes
         self._device = choose_device(plan.device)
         self._card = card_uuid(self._device)
@@ -99,26 +97,20 @@ class StageWorker:
             limit_memory(self._device, plan.max_gpu_memory_bytes)
         num_elements = stage_schema(self._stages, plan.stage).num_elements
         self._vectors = SharedVectors(memory_fd, num_elements)
-        self._train, self._heldout = (
-            TokenReader(shards, plan.token_bytes, has_counts=plan.has_counts, spans=spans if shards else ())
-            for shards, spans in (
-                (plan.train_shards, plan.train_spans),
-                (plan.heldout_shards, plan.heldout_spans),
-            )
-        )
+        self._texts = StageTexts(plan, self._device)
         sequences = plan.inner.batch_tokens // plan.model.context_tokens
         self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
-        self._sequences = sequences
         self._own_shape = (self._shape[0] // self._ranks.group.size, self._shape[1])
         self.card = CardAtWork(
             self._device,
-            stage_load(self._stages, plan.stage, 1 if plan.pipeline.recomputes else self._most_kept),
+            stage_load(self._stages, plan.stage, plan.pipeline.most_kept(self._stages, plan.stage)),
             plan.inner,
             plan.wishes,
             most_bytes=plan.max_gpu_memory_bytes,
             given=plan.card_plan,
             micro_batch=self._own_shape[0],
-            num_replicas=self._ranks.group.size,
+            mesh=plan.mesh if plan.mesh.shard > 1 else ALONE,
+            num_replicas=plan.mesh.copies,
         )
         self._compiler = Compiler(plan.compile_folder, process=f"{self._device}-{self._ranks.group.rank}")
         self.card.plan, note = self._compiler.prepared(self.card.plan, plan.model, self._device)
@@ -127,6 +119,7 @@ class StageWorker:
         self._schedule_tokens = 0
         self._slowdown = plan.slowdown
         self._work: LaneWork | None = None
+        self._trainer: StageTrainer | None = None
         self._moments: KeptMoments | None = None
         self._compile_note = self._why_eager
 
@@ -164,7 +157,7 @@ class StageWorker:
     def _pass_on(self, order: StageOrder, data: bytes, blob: bytes) -> None:
         """Give the other cards an order, with what arrived from another stage; the first one reads snapshots alone."""
         group = self._ranks.group
-        if group.size > 1 and order.op not in _OF_THE_FIRST:
+        if group.size > 1 and order.op not in self._ranks.of_the_first:
             group.share(data)
             if order.op == "arrived":
                 group.share_all(blob)
@@ -175,6 +168,7 @@ class StageWorker:
         while (data := group.share()) != END:
             order = StageOrder.model_validate_json(data)
             self._answer(order, group.share_all() if order.op == "arrived" else b"")
+            self._vectors.put_down()
             if order.op in _TOLD:
                 self._channel.sendall(frame(StageReply(number=STATE).model_copy(update=self._of_machine(0.0))))
 
@@ -225,6 +219,7 @@ class StageWorker:
                 return done.model_copy(update={"square": work.square().hex()}), b""
             case "take_step":
                 counts = work.take_step(order.at, float.fromhex(order.whole_square))
+                collect_between_steps(order.at.round * self._lanes.inner_steps + order.at.step)
                 return done.model_copy(update={"counts": counts, "loss_nats": self._loss_of(work)}), b""
             case "snapshot":
                 data = work.snapshot()
@@ -232,7 +227,7 @@ class StageWorker:
             case "restore":
                 work.restore(blob)
             case "theta":
-                self._vectors.write(Area.OUT, work.theta())
+                work.write_theta(self._vectors.view(Area.OUT))
             case "adopt":
                 self._schedule_tokens = order.schedule_tokens
                 work.adopt(self._anchor())
@@ -243,8 +238,8 @@ class StageWorker:
         return done, b""
 
     def _anchor(self) -> torch.Tensor:
-        """(N,) that came with the order, on the first card; the others get the values from it."""
-        return self._vectors.read(Area.IN) if self._ranks.is_first else torch.empty(0)
+        """(N,) that came with the order, in the memory shared with the daemon."""
+        return self._vectors.view(Area.IN)
 
     def _loss_of(self, work: LaneWork) -> float | None:
         return _per_byte(work.loss_nats, self._plan.train_bytes_per_token)
@@ -260,69 +255,58 @@ class StageWorker:
             plan.pipeline.forward_codec,
             plan.pipeline.backward_codec,
         )
-        targets_of = self._targets_of if plan.has_counts else None
-        trainer_of = partial(self._trainer, self._anchor())
-        tools = ComputeContext(form, trainer_of, self._tokens_of, self._learning_rate, targets_of, self._ranks)
-        before, self._work = self._work, LaneWork(tools, order.lane, plan.stage)
+        targets_of = self._texts.targets_of if plan.has_counts else None
+        tools = ComputeContext(form, self._loaded, self._texts.tokens_of, self._learning_rate, targets_of, self._ranks)
+        self._work = LaneWork(tools, order.lane, plan.stage)
         self._work.open()
-        self._continue(self._work, before)
 
-    def _continue(self, work: LaneWork, before: LaneWork | None) -> None:
-        """Give the stage the moments of its last lane or, in the first lane of this process, those of the last process."""
-        replica, earlier = work.replica, before.replica if before is not None else None
-        if replica is None or not self._ranks.is_first:
-            return
-        plan = self._plan
-        self._moments = KeptMoments(plan.moments_file, replica, plan.inner, plan.moments_within_tokens)
-        if earlier is None:
-            self._moments.take_up(self._schedule_tokens)
-        else:
-            replica.optimizer.load_moments(earlier.optimizer.moments())
+    def _loaded(self, stage: int) -> StageTrainer:
+        """The stage's trainer at the order's parameters. The optimizer's moments outlive a lane. The first lane of a process begins
+        with those of the last process.
+        """
+        is_new, trainer = self._trainer is None, self._trainer or self._made()
+        self._ranks.load(trainer, self._anchor())
+        if is_new:
+            passes = trainer.passes.trial_passes(self._own_shape, self._device)
+            self._compile_note = trainer.replica.compile(passes, self._compiler) or self._why_eager
+        if is_new and self._ranks.takes_steps:
+            self._moments = self._kept(trainer)
+            self._moments.take_up(self._schedule_tokens, self._ranks.same_moments)
+        self._trainer = trainer
+        return trainer
 
-    def _trainer(self, anchor_N: torch.Tensor, stage: int) -> StageTrainer:
-        plan = self._plan
-        trainer = StageTrainer(
-            StageDecoder(self._stages, stage),
+    def _made(self) -> StageTrainer:
+        plan, group, replica = self._plan, self._ranks.group, None
+        if group.mesh.shard > 1:
+            replica = sharded_replica(
+                self._stages, plan.stage, plan.inner, self.card.plan, self._device, group, plan.meeting
+            )
+        return StageTrainer(
+            StageDecoder(self._stages, plan.stage) if replica is None else cast(StageDecoder, replica.model),
             plan.inner,
             most_kept=self._most_kept,
             recomputes=plan.pipeline.recomputes,
             plan=self.card.plan,
             device=self._device,
             counts_some=plan.has_counts,
+            replica=replica,
         )
-        self._ranks.led(lambda: trainer.load(anchor_N), trainer.replica.parameters)
-        passes = trainer.passes.trial_passes(self._own_shape, self._device)
-        self._compile_note = trainer.replica.compile(passes, self._compiler) or self._why_eager
-        return trainer
+
+    def _kept(self, trainer: StageTrainer) -> KeptMoments:
+        plan, path = self._plan, self._plan.moments_file
+        if path is not None and self._ranks.group.mesh.shard > 1:
+            path = moments_path(path, self._ranks.group)
+        return KeptMoments(path, trainer.replica, plan.inner, plan.moments_within_tokens)
 
     def _learning_rate(self, at: Point) -> float:
         plan = self._plan
         tokens = self._schedule_tokens + at.step * plan.inner.batch_tokens
         return learning_rate_at(plan.inner, plan.total_tokens, tokens)
 
-    def _tokens_of(self, lane: int, at: Point, number: int) -> torch.Tensor:
-        """(B, T + 1) int64 of one micro-batch. Any peer can compute them again from the run's seed, the lane and the step."""
-        return self._text_of(lane, at, number)[0].tokens_BT
 
-    def _targets_of(self, lane: int, at: Point, number: int) -> Targets:
-        """The targets of one micro-batch, and their weight among those of its step, or of the held-out text."""
-        batch, num_counted = self._text_of(lane, at, number)
-        targets_BT = batch.tokens_BT[:, 1:] if batch.targets_BT is None else batch.targets_BT
-        weight = float((targets_BT >= 0).sum())
-        return Targets(targets_BT, weight, weight / max(1, num_counted))
-
-    def _text_of(self, lane: int, at: Point, number: int) -> tuple[TextBatch, int]:
-        """The text of one micro-batch, and how many tokens count in all micro-batches of its step."""
-        plan, window = self._plan, self._plan.model.context_tokens + 1
-        step = at.round * self._lanes.inner_steps + at.step
-        rows, reader = self._shape[0], self._train
-        if number >= self._lanes.num_micro_batches:
-            number, reader = number - self._lanes.num_micro_batches, self._heldout
-            starts = heldout_windows(rows * self._lanes.heldout_passes, reader.spans, window)
-        else:
-            starts = step_windows(plan.seed, f"lane {lane}", step, self._sequences, reader.spans, window).starts
-        part = starts[number * rows : (number + 1) * rows]
-        return text_batch(reader, part, window), reader.num_counted(starts, window) if reader.is_marked else 0
+def _ranks_of(group: RankGroup) -> StageRanks:
+    """The cards of a stage: each has all of it, or some rows."""
+    return StageShards(group) if group.mesh.shard > 1 else StageRanks(group)
 
 
 def _per_byte(nats: float | None, bytes_per_token: float) -> float | None:
@@ -342,11 +326,11 @@ def stage_group(plan: StagePlan) -> tuple[RankGroup, str]:
         return alone(), ""
     if plan.meeting is None:
         raise LocalProtocolError(f"{plan.mesh.num_ranks} cards of a stage without a folder to meet in", "the folder")
-    from peer.training.ranks.process_group import open_process_group  # imports torch.distributed
+    from peer.training.ranks.process_group import join_process_group  # imports torch.distributed
 
     group, device = meet(plan.mesh, plan.rank, plan.meeting), choose_device(plan.device)
     note = prepare_wires(group, device)
-    open_process_group(group, device, plan.meeting)
+    join_process_group(group, device, plan.meeting)
     return group, note
 
 

@@ -20,10 +20,13 @@ class Mesh(BaseModel):
     """How the ranks of one group share a replica. Rank r has place r % tensor among those that split layers, and place r // tensor
     among those that hold rows; `context` neighbours of the latter share the tokens of each sequence.
 
+    Ranks that are copies hold all of it instead, and share the sequences only.
+
     Attributes:
         shard: ranks that hold the rows of each parameter.
         tensor: ranks that split the products of each layer.
         context: of `shard`, how many share each sequence; it divides `shard`.
+        copies: ranks that hold all of each parameter; only as the one way in which a group shares.
         keeps_parameters: whether gathered parameters are kept from the forward to the backward pass: faster, with more memory.
     """
 
@@ -32,23 +35,26 @@ class Mesh(BaseModel):
     shard: PositiveInt = 1
     tensor: PositiveInt = 1
     context: PositiveInt = 1
+    copies: PositiveInt = 1
     keeps_parameters: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.shard % self.context:
             raise ValueError(f"{self.context} ranks for each sequence of {self.shard}; expected a divisor")
+        if self.copies > 1 and self.shard * self.tensor > 1:
+            raise ValueError(f"{self.copies} copies of {self.shard * self.tensor} parts; expected one of both")
         return self
 
     @property
     def num_ranks(self) -> int:
         """Processes, one on each card."""
-        return self.shard * self.tensor
+        return self.copies * self.shard * self.tensor
 
     @property
     def readers(self) -> int:
         """Groups of ranks that read sequences of their own."""
-        return self.shard // self.context
+        return self.copies * self.shard // self.context
 
 
 class World(BaseModel):

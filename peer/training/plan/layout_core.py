@@ -135,19 +135,25 @@ def choose_layout(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, li
 
 
 def one_world(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, links: Links) -> World:
-    """One replica over as many of these cards as can share it, at least one of them: for a peer that has lost another card, and whose
-    one replica trains already.
+    """The world of `one_replica`."""
+    return one_replica(cards, task, split, links).layout.worlds[0]
+
+
+def one_replica(cards: Sequence[OwnedCard], task: Task, split: WishedSplit, links: Links) -> LayoutChoice:
+    """One replica over as many of these cards as can share it, at least one of them: for a peer that has lost another card or has one
+    back, and whose one replica trains already.
     """
     if len(cards) > 1:
-        task = task.among(len(cards))
+        of_all, task = task, task.among(len(cards))
         try:
             is_wished = split in ("shard", "context", "tensor")
             found = _wished(cards, task, split, links) if is_wished else _replica(cards, task, links)
         except ConfigError:
             found = _replica(cards, task, links)
         if found is not None:
-            return found.layout.worlds[0]
-    return World(devices=(cards[0].device,))
+            return found
+        task = of_all
+    return _single(cards[0], task, "auto")
 
 
 def settled(choice: LayoutChoice, speed: float, rival_speed: float) -> LayoutChoice:

@@ -13,6 +13,9 @@ from peer.training.plan.gpus_core import ALL, AUTO, LOOK
 from peer.training.plan.plan_core import card_words
 from protocol.errors import ConfigError, MachineError
 
+NOT_NAMED: Final = "not among --gpus"
+"""Why a card is left out whose owner named others."""
+
 TAKEN_SHARE: Final = 0.5
 """A card is left to other programs if they hold more of its memory than this."""
 
@@ -89,7 +92,7 @@ def take(cards: Sequence[OwnedCard], names: Sequence[str], in_use: Container[str
                 f"{card.words} cannot train: {why}", "a card that is free", f"{LOOK}, or leave --gpus away"
             )
     others = [card for card in cards if card not in named]
-    return Taken(tuple(named), tuple(LeftOut(card, "not among --gpus") for card in others))
+    return Taken(tuple(named), tuple(LeftOut(card, NOT_NAMED) for card in others))
 
 
 def why_left_out(card: OwnedCard, in_use: Container[str] = ()) -> str:

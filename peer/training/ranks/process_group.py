@@ -46,6 +46,19 @@ class Wires:
 
 
 def open_process_group(group: RankGroup, device: torch.device, meeting: Path | None) -> Wires:
+    """Open the group of all ranks, once in a process, and those of the parts of its mesh. Raises as `join_process_group`."""
+    join_process_group(group, device, meeting)
+    mesh = group.mesh
+    found = init_device_mesh(device.type, (mesh.shard, mesh.tensor), mesh_dim_names=(SHARD, TENSOR))
+    if mesh.context == 1:
+        return Wires(found[SHARD], found[TENSOR], None)
+    readers = init_device_mesh(
+        device.type, (mesh.readers, mesh.context, mesh.tensor), mesh_dim_names=(READER, CONTEXT, TENSOR)
+    )
+    return Wires(found[SHARD], found[TENSOR], readers[CONTEXT])
+
+
+def join_process_group(group: RankGroup, device: torch.device, meeting: Path | None) -> None:
     """Open the group of all ranks, once in a process.
 
     Raises:
@@ -68,14 +81,6 @@ def open_process_group(group: RankGroup, device: torch.device, meeting: Path | N
             timeout=timedelta(seconds=COLLECTIVE_WITHIN_S),
             device_id=device if is_cuda else None,
         )
-    mesh = group.mesh
-    found = init_device_mesh(device.type, (mesh.shard, mesh.tensor), mesh_dim_names=(SHARD, TENSOR))
-    if mesh.context == 1:
-        return Wires(found[SHARD], found[TENSOR], None)
-    readers = init_device_mesh(
-        device.type, (mesh.readers, mesh.context, mesh.tensor), mesh_dim_names=(READER, CONTEXT, TENSOR)
-    )
-    return Wires(found[SHARD], found[TENSOR], readers[CONTEXT])
 
 
 def loopback_environment(device_type: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ from peer.training.replica.compiling import CompiledCall
 from peer.training.replica.replica import NORM_FLOOR, Replica
 from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
-from protocol.tensors.tensor_schema import TensorSchema, TensorSpec
+from protocol.tensors.tensor_schema import TensorSchema
 
 
 class RankedReplica(Replica):
@@ -78,6 +78,14 @@ class RankedReplica(Replica):
             self._sequences = split_sequences(self._sharded.model, group.mesh, group.rank, neighbours)
         self._names = [spec.name for spec in schema.tensors]
         self._split_dims = self._sharded.split_dims(self._names)
+        self.boxes_by_rank = [
+            [box_of(spec.shape, group.mesh, rank, dim) for rank in range(group.size)]
+            for spec, dim in zip(schema.tensors, self._split_dims, strict=True)
+        ]
+        """The part of each parameter that each rank holds: by parameter, then by rank."""
+
+        pairs = zip(self._names, self.boxes_by_rank, strict=True)
+        self._box_of = {name: by_rank[group.rank] for name, by_rank in pairs}
         super().__init__(self._sharded.model, schema, inner, plan)
         self.device = device  # also where its rows lie in the machine's memory
 
@@ -85,18 +93,14 @@ class RankedReplica(Replica):
 
     def _own_parameters(self) -> list[nn.Parameter]:
         found = self._sharded.locals_of(self._names)
-        self._boxes = [self._box(spec) for spec in self.schema.tensors]
-        for spec, parameter, box in zip(self.schema.tensors, found, self._boxes, strict=True):
+        for spec, parameter, box in zip(self.schema.tensors, found, self.boxes, strict=True):
             if tuple(parameter.shape) != box.shape:
                 raise LocalProtocolError(f"{tuple(parameter.shape)} of {spec.name} on a rank", f"{box.shape}")
         return found
 
     def _own_optimizer(self, inner: InnerSection) -> Optimizer:
-        boxes = [
-            [box_of(spec.shape, self.group.mesh, rank, dim) for rank in range(self.group.size)]
-            for spec, dim in zip(self.schema.tensors, self._split_dims, strict=True)
-        ]
         card = self._card if self.plan.offload == "all" else None
+        boxes = self.boxes_by_rank
         return owned_optimizer(inner, self.schema, self.parameters, self.plan, boxes, self.group.rank, card)
 
     @property
@@ -107,14 +111,10 @@ class RankedReplica(Replica):
         before, self._sharded.inside.call = self._sharded.inside.call, call
         return before
 
-    def _box(self, spec: TensorSpec) -> Box:
-        dim = self._split_dims[self._names.index(spec.name)]
-        return box_of(spec.shape, self.group.mesh, self.group.rank, dim)
-
     @property
     def boxes(self) -> list[Box]:
         """As `Replica.boxes`: the rows that this rank holds."""
-        return self._boxes
+        return list(self._box_of.values())
 
     def counts_of(self, place: int) -> float:
         """The share of a parameter's rows in sums over all ranks: ranks of a tensor-parallel group may hold the same ones."""
@@ -123,7 +123,7 @@ class RankedReplica(Replica):
     def parts(self, values_N: torch.Tensor, schema: TensorSchema) -> list[torch.Tensor]:
         """Views of the rows that this rank holds in the (N,) vector of a unit."""
         wholes = parts_of(values_N, schema)
-        return [part[self._box(spec).slices] for part, spec in zip(wholes, schema.tensors, strict=True)]
+        return [part[self._box_of[spec.name].slices] for part, spec in zip(wholes, schema.tensors, strict=True)]
 
     def shrink(self, begin: int, stop: int, share: float, schema: TensorSchema, own: Sequence[nn.Parameter]) -> None:
         """Multiply the values [begin, stop) of a unit by `share`, where this rank holds them."""
@@ -132,7 +132,7 @@ class RankedReplica(Replica):
             if low >= high or not parameter.numel():
                 continue
             rows = parameter.view(parameter.shape[0], -1)
-            for top, bottom, left, right in spans_in(self._box(spec), spec.shape, low, high):
+            for top, bottom, left, right in spans_in(self._box_of[spec.name], spec.shape, low, high):
                 rows[top:bottom, left:right].mul_(share)
 
     def share_of(self, rows_BT: torch.Tensor) -> torch.Tensor:
@@ -179,6 +179,11 @@ class RankedReplica(Replica):
         """Move this rank's rows, and discard the gradients."""
         super().step(learning_rate)
         self._sharded.discard()
+        self.note_moved()
+
+    def note_moved(self) -> None:
+        """As `Replica.note_moved`: what a pass without a backward pass gathered is of other values."""
+        self._sharded.release()
 
     def skip_step(self) -> None:
         """Discard gradients that are not finite."""
@@ -215,6 +220,8 @@ class RankedReplica(Replica):
         with torch.no_grad():
             run_pass()
         self._run_layers_by(eager)
+        if not inputs:  # a stage may have no layers
+            return ""
         layer, x_BTD, shared = inputs[0]
         try:
             with self._sharded.gathered(layer), compiler.watched(), self.computing():

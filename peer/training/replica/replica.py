@@ -99,6 +99,9 @@ class Replica:
     def begin_pass(self, *, is_last: bool) -> None:
         """Before each forward pass of a step."""
 
+    def note_moved(self) -> None:
+        """The parameters got other values outside of a step."""
+
     def discard(self) -> None:
         """Forget the gradients of passes whose step is not taken."""
         self.optimizer.zero_grad()

@@ -113,10 +113,15 @@ class Batches:
 
     def _read(self, reader: TokenReader, starts: tuple[int, ...]) -> TextBatch:
         found = text_batch(reader, starts, self._window)
-        return _moved(found, torch.Tensor.pin_memory) if self._device.type == "cuda" else found
+        return pinned(found) if self._device.type == "cuda" else found
 
     def _placed(self, batch: TextBatch) -> TextBatch:
         return _moved(batch, lambda rows: rows.to(self._device, non_blocking=True))
+
+
+def pinned(batch: TextBatch) -> TextBatch:
+    """The same in pinned memory, from which copies go to a CUDA card beside computing."""
+    return _moved(batch, torch.Tensor.pin_memory)
 
 
 def _moved(batch: TextBatch, move: Callable[[torch.Tensor], torch.Tensor]) -> TextBatch:

@@ -13,6 +13,7 @@ from peer.training.supervision.ends_core import card_words
 Without = Callable[[tuple[str, ...]], World | None]
 """The replica to go on with when a card is lost, for the devices that are left; None to try all of them again."""
 
+_NOT_TAKEN: Final = "no place among the cards that train"
 _NO_PLACE: Final = "no place in the replica without {lost}"
 
 
@@ -61,6 +62,28 @@ class CardsTold:
             self._left_out[place] = _NO_PLACE.format(lost=card_words(self.devices[lost], lost))
         self.devices, self._places = world.devices, tuple(taken)
         return world
+
+    def come_back(self, world: World) -> None:
+        """The next processes are on these devices, also on some that were left out or are new."""
+        free, taken = list(range(len(self._all))), list[int]()
+        for device in world.devices:
+            place = next((each for each in free if self._all[each] == device), None)
+            if place is None:
+                place = self._added(device)
+            else:
+                free.remove(place)
+            self._left_out[place] = ""
+            taken.append(place)
+        for place in free:
+            self._left_out[place] = self._left_out[place] or _NOT_TAKEN
+        self.devices, self._places = world.devices, tuple(taken)
+
+    def _added(self, device: str) -> int:
+        self._all = (*self._all, device)
+        self._uuids.append(None)
+        self._reports.append(None)
+        self._left_out.append("")
+        return len(self._all) - 1
 
     def states(self, tokens_per_s: float, tokens_trained: int) -> tuple[CardState, ...]:
         """Each card by its first rank, with its share of what the replica does."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -108,6 +109,26 @@ def test_the_second_peer_leaves_the_first_ones_cards_out_or_is_refused_by_name()
         assert _numbers(later) == [0, 1]
 
 
+def test_a_card_that_other_programs_held_is_taken_at_a_later_look_and_the_peers_own_memory_is_no_reason_to_leave() -> (
+    None
+):
+    first, second = CARDS.cards
+    full = 1 << 30
+    looks = [
+        MachineCards((first, replace(second, free_bytes=full))),
+        MachineCards((replace(first, free_bytes=full), second)),
+        MachineCards((replace(first, free_bytes=full), replace(second, free_bytes=full))),
+    ]
+    with own_cards(PeerConfig(), CUDA, lambda: looks.pop(0), lambda: 2) as own:
+        assert (_numbers(own), len(own.left_out)) == ([0], 1)
+        for _ in range(2):
+            assert own.again is not None
+            own = own.again()
+            assert (_numbers(own), own.left_out) == ([0, 1], ())
+        with own_cards(PeerConfig(), CUDA, lambda: CARDS, lambda: 2) as other:
+            assert _numbers(other) == [], "this peer holds both"
+
+
 def test_numbers_on_the_cpu_are_processes_there() -> None:
     with own_cards(PeerConfig(device="cpu", gpus="0,1"), CPU, _never) as own:
         found = layout_of(own, PeerConfig(device="cpu", gpus="0,1"), RUN)
@@ -132,6 +153,11 @@ def test_a_stage_takes_the_cards_that_are_alike_to_the_largest_and_goes_on_with_
     assert [world.devices for world in found.layout.worlds] == [("cuda:1",)]
     assert [out.reason for out in found.left_out] == ["a stage takes cards of one kind"]
     alike = layout_of(OwnCards(CARDS.cards), PeerConfig(), run)
-    assert alike.layout.worlds == (World(devices=("cuda:0", "cuda:1"), mesh=Mesh(shard=2)),)
-    assert stage_world_without(run, ("cuda:1",)) == World(devices=("cuda:1",))
-    assert stage_world_without(run, ()) is None
+    assert alike.layout.worlds == (World(devices=("cuda:0", "cuda:1"), mesh=Mesh(copies=2)),)
+    of_two = partial(stage_world_without, OwnCards(CARDS.cards), PeerConfig(), run, 0)
+    assert of_two(("cuda:1",)) == World(devices=("cuda:1",))
+    assert of_two(()) is None
+    three = OwnCards((*CARDS.cards, OwnedCard(2, CARDS.cards[0].card, "GPU-2")))
+    assert stage_world_without(three, PeerConfig(split="shard"), run, 0, ("cuda:0", "cuda:2")) == World(
+        devices=("cuda:0", "cuda:2"), mesh=Mesh(shard=2)
+    )

@@ -5,10 +5,11 @@ from dataclasses import replace
 from peer.checks.all_cards_core import card_findings, layout_finding, layout_lines
 from peer.checks.machine_core import Level
 from peer.training.plan.cards_core import Card
-from peer.training.plan.layout_core import choose_layout
+from peer.training.plan.layout_core import Links, choose_layout
 from peer.training.plan.owned_cards_core import LeftOut, OwnedCard
 from peer.training.plan.stage_layout_core import stage_layout
 from tests.peer.training.plan.test_layout_core import MACHINES, MODELS, _task
+from tests.peer.training.plan.test_stage_layout_core import stage_task
 
 RTX = Card("cuda", "NVIDIA GeForce RTX 3090", 24 << 30, (8, 6))
 CARDS = (
@@ -64,9 +65,11 @@ def test_the_layout_is_told_with_its_reason_and_gigabytes_a_card() -> None:
 
 
 def test_the_cards_of_a_stage_are_told_before_it_is_known_which_stage_they_hold() -> None:
-    choice = stage_layout(CARDS, 4)
+    choice = stage_layout(CARDS, stage_task(), "auto", Links())
     assert list(layout_lines(choice)) == [
         "2x RTX 3090, 24 GB: each holds the stage and a part of every micro-batch",
+        "card 0 (RTX 3090, 24 GB): 1.6 of 23.5 GB",
+        "card 1 (RTX 3090, 24 GB): 1.6 of 23.5 GB",
         "card 2 (RX 7900 XTX, 24 GB): left out, a stage takes cards of one kind",
     ]
     assert layout_finding(choice).level == Level.OK

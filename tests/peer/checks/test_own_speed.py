@@ -38,7 +38,12 @@ def test_what_it_prints_can_be_pasted_into_a_plan() -> None:
         12_346.0,
         9.9e10,
     ]
-    assert json.loads(found.json())["tokens_per_s"] == 12_345.6
+    assert json.loads(found.json()) == {"tokens_per_s": 12_345.6, "flops_per_s": 9.9e10, "how": "CPU", "mfu": None}
+
+
+def test_the_share_of_a_devices_peak_is_told_where_the_peak_is_known() -> None:
+    assert "of the device's peak" not in OwnSpeed(1.0, 1e12, "CPU").lines(Path("run.toml"))[0]
+    assert OwnSpeed(1.0, 1e12, "H100", 0.414).lines(Path("run.toml"))[0].endswith("1 TFLOP/s, 41% of the device's peak")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import pytest
 from averaging.system.machine_limits import Memory
 from peer.checks import expected_plan as expected_plan_module
 from peer.checks.expected_plan import expected_plan
-from peer.forecast.card_speed_core import MACHINE_MEMORY, group_speed
+from peer.forecast.card_speed_core import MACHINE_MEMORY, USUAL_MFU, group_speed
 from peer.forecast.crew_core import parse_crew
 from peer.forecast.known_cards_core import known_card
 from peer.forecast.shapes_core import Numbers, run_of, shape_of
 from peer.settings.config import PeerConfig
 from peer.training.plan.card_memory_core import flops_per_token, whole_load
 from protocol.run.manifest import RunConfig
+from protocol.tables import whole
 
 
 def _run(num_values: int) -> RunConfig:
@@ -29,7 +30,7 @@ def test_a_card_trains_at_its_share_of_the_peak() -> None:
 
 
 @pytest.mark.parametrize("num_values", [124_000_000, 1_000_000_000, 1_400_000_000, 8_000_000_000])
-def test_memory_is_what_the_doctor_of_that_card_would_say(
+def test_memory_and_speed_are_what_the_doctor_of_that_card_would_say(
     num_values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, card = _run(num_values), known_card("rtx3090").card
@@ -38,10 +39,13 @@ def test_memory_is_what_the_doctor_of_that_card_would_say(
     own = PeerConfig(state_dir=tmp_path)
     exact = run.model_copy(update={"inner": run.inner.model_copy(update={"moments": "exact"})})
     choice = expected_plan(card, exact, own, has_compiler=True)
-    found = group_speed(exact, parse_crew("rtx3090")[0], 0.3)
+    found = group_speed(exact, parse_crew("rtx3090")[0], USUAL_MFU)
     assert (found.card_bytes, found.usable_bytes) == (choice.expected_bytes, choice.usable_bytes)
-    assert found.how == choice.reason
     assert found.fits == (choice.missing_bytes == 0)
+    told, _, speed = choice.reason.partition("; about ")
+    assert told == found.how
+    assert speed.startswith(f"{whole(found.tokens_per_s)} tokens/s at " if found.fits else "")
+    assert bool(speed) == speed.endswith(" of its peak") == found.fits
 
 
 def test_sparing_memory_costs_speed() -> None:

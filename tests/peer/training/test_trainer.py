@@ -17,11 +17,11 @@ import trio
 import trio.testing
 
 from averaging.arithmetic.genesis import genesis_anchor
-from peer.training import trainer as trainer_module
 from peer.training import training_process, worker_process
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.layout import Mesh, World
+from peer.training.supervision import patience_core
 from peer.training.trainer import WorkerTrainer, open_worker_trainer
 from peer.training.training_process import TrainingProcess
 from peer.training.worker_channel import Command, Failed, OutOfMemory, Progress, Reply, parse_event
@@ -183,8 +183,8 @@ async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
         with monkeypatch.context() as impatient:  # with this one alone: the next may have to wait for a processor
-            impatient.setattr(trainer_module, "LEAST_PATIENCE_S", 1.0)
-            impatient.setattr(trainer_module, "SECOND_LOOK_S", 0.2)
+            impatient.setattr(patience_core, "LEAST_PATIENCE_S", 1.0)
+            impatient.setattr(patience_core, "SECOND_LOOK_S", 0.2)
             with trio.fail_after(BACK_WITHIN_S), pytest.raises(WorkerDied):
                 await trainer.snapshot()
         await _back_after(trainer, 1)
@@ -207,14 +207,14 @@ async def test_a_worker_that_other_programs_leave_little_or_no_time_is_waited_fo
             look = next(looks)
             if look == 3:  # after three waits in vain
                 os.kill(slow, signal.SIGCONT)
-            return look * trainer_module.LEAST_WORK_S
+            return look * patience_core.LEAST_WORK_S
 
         monkeypatch.setattr(TrainingProcess, "runnable_s", runnable_s)
         monkeypatch.setattr(TrainingProcess, "stopped", lambda process: [])
         os.kill(slow, signal.SIGSTOP)
         with monkeypatch.context() as impatient:
-            impatient.setattr(trainer_module, "LEAST_PATIENCE_S", 0.2)
-            impatient.setattr(trainer_module, "PATIENCE_STEPS", 0.0)
+            impatient.setattr(patience_core, "LEAST_PATIENCE_S", 0.2)
+            impatient.setattr(patience_core, "PATIENCE_STEPS", 0.0)
             with trio.fail_after(BACK_WITHIN_S):
                 assert (await trainer.snapshot()).num_steps >= 20
         assert next(looks) >= 4

@@ -16,10 +16,11 @@ from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StagePr
 from peer.pipeline.stage.stage_worker import StageWorker
 from peer.training import training_process
 from peer.training.plan.card_plan import CardPlan
+from peer.training.plan.card_report import CardReport
 from peer.training.plan.layout import Mesh, World
 from peer.training.replica.replica import Replica
 from peer.training.training_process import Ended
-from peer.training.worker_channel import Failed, frame
+from peer.training.worker_channel import Failed, OutOfMemory, frame
 from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -222,12 +223,12 @@ def test_a_card_that_is_lost_is_left_out_and_named_and_the_others_go_on_with_a_p
     tmp_path: Path,
 ) -> None:
     async def lose() -> None:
-        plan = stage_plan(tmp_path, 0, mesh=Mesh(shard=2), card_plan=CardPlan(checkpointing="full"))
+        plan = stage_plan(tmp_path, 0, mesh=Mesh(copies=2), card_plan=CardPlan(checkpointing="full"))
         process = StageProcess(plan, None, ("cuda:0", "cuda:1"), lambda left: World(devices=left))
         try:
             process._note_end(Ended(1, Failed(reason="a kernel stopped itself", is_of_card=True)))
             assert process.failed_because == "card 1: a kernel stopped itself"
-            assert process._plan.mesh == Mesh(shard=2), "a new process may work"
+            assert process._plan.mesh == Mesh(copies=2), "a new process may work"
             process._note_end(Ended(1, Failed(reason="the card is lost", is_of_card=True, is_gone=True)))
             assert (process._plan.mesh, process._plan.device, process._plan.card_plan) == (Mesh(), "cuda:0", None)
             assert [(card.device, card.left_out) for card in process.cards(8.0, 0)] == [
@@ -238,6 +239,25 @@ def test_a_card_that_is_lost_is_left_out_and_named_and_the_others_go_on_with_a_p
             process.close()
 
     trio.run(lose)
+
+
+def test_a_stage_that_no_plan_fits_on_a_card_is_tried_in_rows_over_all_of_them(tmp_path: Path) -> None:
+    async def run_out() -> None:
+        plan = stage_plan(tmp_path, 0, mesh=Mesh(copies=2))
+        process = StageProcess(plan, None, ("cuda:0", "cuda:1"))
+        try:
+            for expected in ("moments", "all"):
+                report = CardReport(plan=process._plan.card_plan or CardPlan(checkpointing="full"), kind="cuda")
+                process._note_end(Ended(1, OutOfMemory(micro_batch=1, card_report=report)))
+                assert process._plan.card_plan is not None
+                assert (process._plan.card_plan.offload, process._plan.mesh) == (expected, Mesh(copies=2))
+            report = CardReport(plan=process._plan.card_plan, kind="cuda")
+            process._note_end(Ended(1, OutOfMemory(micro_batch=1, card_report=report)))
+            assert (process._plan.card_plan, process._plan.mesh) == (None, Mesh(shard=2))
+        finally:
+            process.close()
+
+    trio.run(run_out)
 
 
 async def test_why_layers_run_eagerly_is_told_with_the_first_answer(

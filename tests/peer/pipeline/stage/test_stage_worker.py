@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.pipeline.stage.stage_worker import is_stage_plan
 from peer.training.worker_channel import Area
-from tests.peer.worker_world import PIPELINE, STEP_TOKENS, Asker, anchor, stage_plan, stage_worker
+from protocol.tensors.stage_schema import stage_schema
+from tests.peer.worker_world import PIPELINE, STEP_TOKENS, Asker, anchor, one_step, stage_plan, stage_worker
 
 
 def _opened(asker: Asker, stage: int, folder: Path) -> None:
@@ -59,6 +61,23 @@ def test_a_snapshot_brings_the_stage_back_and_adopted_parameters_are_gone_on_fro
         asker.ask("restore", snapshot)
         asker.ask("theta")
         assert torch.equal(asker.vectors.read(Area.OUT), anchor(plan))
+
+
+def test_the_moments_outlive_a_lane_whose_parameters_the_next_one_does_not_keep(tmp_path: Path) -> None:
+    plans = [stage_plan(tmp_path, stage) for stage in range(2)]
+    with stage_worker(plans[0]) as first, stage_worker(plans[1]) as last:
+        _opened(first, 0, tmp_path)
+        _opened(last, 1, tmp_path)
+        one_step(first, last)
+        schema = stage_schema(plans[1].stages, 1)
+        before = decode_snapshot(last.ask("snapshot")[1], schema)
+        last.ask("run_pass", micro_batch=0)  # a pass that the lane's end leaves unfinished
+        last.vectors.write(Area.IN, anchor(plans[1]) + 1.0)
+        last.ask("open", lane=8)
+        after = decode_snapshot(last.ask("snapshot")[1], schema)
+    assert torch.equal(after.theta_N, anchor(plans[1]) + 1.0)
+    assert len(after.moments) > 0
+    assert all(torch.equal(one, other) for one, other in zip(before.moments, after.moments, strict=True))
 
 
 def test_what_others_sent_and_is_no_good_is_refused_and_what_cannot_be_done_fails_and_the_process_goes_on(

@@ -365,7 +365,7 @@ def paused(trainer: LocalTrainer) -> Found:
         counted = mock.patch.object(trainer._replica, "backward", count)
         # a pause that is obeyed gives memory back; then this rank is told to stop
         stopped = mock.patch.object(trainer, "give_back_memory", partial(order, "stop", 2))
-        collected = mock.patch.object(worker, "_collect_garbage")  # else none would be in this process from then on
+        collected = mock.patch("peer.worker.collect_between_steps")  # else none would be in this process from then on
         with counted, stopped, collected:
             worker.run()
     assert trainer.counters.step == trainer.plan.first_step, "the step was given up"

@@ -47,6 +47,24 @@ def test_a_lost_card_and_one_without_a_place_are_left_out_and_the_others_move_up
     assert all(state.left_out for state in cards.states(1000.0, 400))
 
 
+def test_a_card_that_is_back_and_one_that_is_new_have_their_places_and_the_owner_sees_no_reason() -> None:
+    cards = CardsTold(("cuda:0", "cuda:1"))
+    cards.go_on(1, "the card is lost", lambda left: World(devices=left))
+    cards.come_back(World(devices=("cuda:0", "cuda:1", "cuda:2"), mesh=Mesh(shard=3)))
+    cards.take(2, "GPU-2", None)
+    states = cards.states(300.0, 30)
+    assert [(state.device, state.left_out, state.tokens_per_s) for state in states] == [
+        ("cuda:0", "", 100.0),
+        ("cuda:1", "", 100.0),
+        ("cuda:2", "", 100.0),
+    ]
+    assert states[2].uuid == "GPU-2"
+    on_cpu = CardsTold(("cuda:0",))
+    on_cpu.go_on(0, "the card is lost", lambda left: World(devices=("cpu",)))
+    on_cpu.come_back(World(devices=("cuda:0",)))
+    assert [state.left_out for state in on_cpu.states(1.0, 1)] == [""]
+
+
 def test_a_reason_names_its_card_where_there_are_several() -> None:
     assert CardsTold(("cuda:2", "cuda:5")).named(1, "out of memory") == "card 5: out of memory"
     assert CardsTold(("cpu", "cpu")).named(1, "out of memory") == "card 1: out of memory"

@@ -1,0 +1,54 @@
+"""Looks now and then whether a card that was left out can be had again, and has it train from the next round on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams.interfaces import Offload
+from peer.cards.own_cards import OwnCards
+from peer.training.plan.layout_core import LayoutChoice
+from peer.training.plan.owned_cards_core import NOT_NAMED
+from protocol.errors import PotluckError
+
+log = structlog.get_logger()
+
+LOOK_AGAIN_S: Final = 900.0
+"""A look starts a process that asks torch. A card that its driver found again, or that another program left, can wait so long."""
+
+
+async def watch_for_return(
+    own: OwnCards,
+    choose: Callable[[OwnCards], LayoutChoice],
+    at_work: Callable[[], Sequence[str]],
+    take: Callable[[OwnCards, LayoutChoice], None],
+    offload: Offload,
+) -> None:
+    """Look until cancelled; at once over if no card of the machine can come back.
+
+    Args:
+        own: the cards as they were at the start.
+        choose: the layout for cards that were read anew. Blocks for a moment.
+        at_work: the devices that train now.
+        take: goes on with a replica of more cards than now; of those that were read.
+    """
+    most = len(own.cards)
+    while own.again is not None:
+        await trio.sleep(LOOK_AGAIN_S)
+        most = max(most, len(own.cards))
+        if len(at_work()) >= most and all(out.reason == NOT_NAMED for out in own.left_out):
+            continue
+        try:
+            own = await offload.run(own.again)
+            choice = await offload.run(partial(choose, own))
+        except PotluckError as error:
+            log.info("cards_not_read", reason=error.one_line())
+            continue
+        devices = choice.layout.worlds[0].devices
+        if len(choice.layout.worlds) == 1 and len(devices) > len(at_work()):
+            log.info("cards_back", devices=", ".join(devices), reason=choice.layout.reason)
+            take(own, choice)

@@ -1,0 +1,80 @@
+"""A card that was left out is looked for now and then, and trains once it can be had; nothing is asked where none is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import trio
+import trio.testing
+
+from peer.cards.card_return import LOOK_AGAIN_S, watch_for_return
+from peer.cards.own_cards import OwnCards
+from peer.training.plan.layout import Layout, Mesh, World
+from peer.training.plan.layout_core import LayoutChoice
+from peer.training.plan.owned_cards_core import NOT_NAMED, LeftOut
+from protocol.errors import MachineError
+from tests.peer.cards.test_own_cards import CARDS
+from tests.virtual import InlineOffload
+
+BOTH = OwnCards(CARDS.cards)
+FIRST = OwnCards(CARDS.cards[:1], (LeftOut(CARDS.cards[1], "other programs hold 20.0 GB of its memory"),))
+
+
+def _choice(own: OwnCards) -> LayoutChoice:
+    devices = tuple(card.device for card in own.cards)
+    return LayoutChoice(Layout(worlds=(World(devices=devices, mesh=Mesh(shard=len(devices))),)), (own.cards,))
+
+
+class _Machine:
+    """The findings of looks at the machine, one after the other; the last one again and again."""
+
+    def __init__(self, *found: OwnCards | MachineError) -> None:
+        self._found = list(found)
+        self.looks = 0
+        self.at_work = ["cuda:0"]
+        self.taken: list[tuple[str, ...]] = []
+
+    def again(self) -> OwnCards:
+        """As `OwnCards.again`."""
+        self.looks += 1
+        found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
+        if isinstance(found, MachineError):
+            raise found
+        return replace(found, again=self.again)
+
+    def take(self, own: OwnCards, choice: LayoutChoice) -> None:
+        """Train on them."""
+        self.at_work = list(choice.layout.worlds[0].devices)
+        self.taken.append(choice.layout.worlds[0].devices)
+
+    async def watch(self, began: OwnCards, looks: float) -> None:
+        """Watch for so many times the interval."""
+        with trio.move_on_after(LOOK_AGAIN_S * looks):
+            own = replace(began, again=self.again)
+            await watch_for_return(own, _choice, lambda: self.at_work, self.take, InlineOffload())
+
+
+async def test_a_card_that_other_programs_held_trains_once_they_are_done_and_then_nothing_is_asked(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    machine = _Machine(FIRST, MachineError("torch does not tell", "an answer", "wait"), BOTH)
+    await machine.watch(FIRST, 10.5)
+    assert machine.taken == [("cuda:0", "cuda:1")]
+    assert machine.looks == 3
+
+
+async def test_a_card_that_is_lost_while_it_trains_is_looked_for_too(autojump_clock: trio.testing.MockClock) -> None:
+    machine = _Machine(OwnCards(CARDS.cards[:1]), BOTH)
+    await machine.watch(BOTH, 5.5)
+    assert machine.taken == [("cuda:0", "cuda:1")]
+
+
+async def test_a_peer_whose_cards_all_train_never_looks(autojump_clock: trio.testing.MockClock) -> None:
+    machine = _Machine(BOTH)
+    machine.at_work = ["cuda:0", "cuda:1"]
+    await machine.watch(BOTH, 5.5)
+    machine.at_work = ["cuda:0"]
+    await machine.watch(OwnCards(CARDS.cards[:1], (LeftOut(CARDS.cards[1], NOT_NAMED),)), 5.5)
+    assert machine.looks == 0
+    with trio.fail_after(1.0):
+        await watch_for_return(OwnCards(), _choice, lambda: (), machine.take, InlineOffload())
