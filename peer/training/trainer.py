@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -127,10 +127,6 @@ class WorkerTrainer:
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
-        self.profile: Callable[[ProfileOrder], Awaitable[Reply | None]] = lambda order: self.order(
-            Command(op="profile", profile=order)
-        )
-        """Has the process record its next steps. It answers at once, and writes files when they are done; None if it died first."""
 
     # --- the Trainer interface ---
 
@@ -215,8 +211,6 @@ class WorkerTrainer:
             has_theta=self._life_of_theta[unit] == self._restarts,
         )
 
-    # --- beyond the Trainer interface ---
-
     @property
     def micro_batch(self) -> int:
         """Sequences at a time, as measured, or as halved after running out of memory."""
@@ -243,6 +237,10 @@ class WorkerTrainer:
         """Train at 1 / factor of full speed from now on."""
         self._slowdown = factor
         await self.order(Command(op="slow", factor=factor))
+
+    async def profile(self, order: ProfileOrder) -> Reply | None:
+        """Record the next steps. The process answers at once, and writes files when they are done; None if it died first."""
+        return await self.order(Command(op="profile", profile=order))
 
     async def pause(self) -> None:
         """Take no further step until `resume`. Commands are still obeyed. Also holds for a restarted worker."""

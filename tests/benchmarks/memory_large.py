@@ -72,7 +72,10 @@ def plan_for(num_values: int, available_bytes: int) -> Plan:
     Raises:
         MachineError: not even one that trains and one that is paused fit.
     """
-    whole, host = peer_memory_bytes(num_values), host_memory_bytes(num_values, has_momentum=False)  # its rounds: plain means
+    whole, host = (
+        peer_memory_bytes(num_values),
+        host_memory_bytes(num_values, has_momentum=False),
+    )  # its rounds: plain means
     both = Plan(num_values, whole, whole, host, is_second_paused=False)
     if both.all_bytes <= available_bytes:
         return both

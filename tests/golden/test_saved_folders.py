@@ -343,4 +343,4 @@ def test_saved_runs_are_listed(saved: Path) -> None:
     for row in (hosted, joined):
         assert (row["name"], row["run_id"], row["note"]) == ("old-folders", RUN_ID, "")
     assert (hosted["phase"], hosted["index"], hosted["total_tokens"]) == ("training", NUM_ROUNDS, TOKENS)
-    assert joined["index"] == NUM_ROUNDS - 1, "of the newest state that was written whole"
+    assert joined["index"] == NUM_ROUNDS, "the newest commit, though the newest state is of the one before"

@@ -54,7 +54,7 @@ LEFT_OUT: Final = {
     "signatures of sums": ("_sums_problem", "not is_signed(check, part.reducer, part.seal, encode_sum(what))", 71),
     "admission of reducers": ("_sums_problem", "part.reducer not in voters", 15),
     "members left out once": ("_sums_problem", "len({entry.peer for entry in part.omitted}) < len(part.omitted)", 12),
-    "somebody in a slice": ("_sums_problem", "all(each.is_stranger for each in what.inputs)", 1),
+    "somebody in a slice": ("_sums_problem", "not any(each.weight and not each.is_stranger", 1),
     "words of omissions": ("_sums_problem", "any(entry.reason or entry.code == OmissionCode.UNKNOWN", 8),
     "contributors in a slice": ("_sums_problem", "entry.peer not in counted", 17),
     "weight cap": ("_numbers_problem", "record.weight_cap_tokens > most_cap", 1),

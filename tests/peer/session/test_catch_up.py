@@ -271,7 +271,7 @@ def test_donors_that_do_not_answer_cost_seconds_and_those_that_are_there_now_are
         assert chain.head.index >= 9
         assert trio.current_time() - began_s < 4 * ANSWER_WITHIN_S
 
-    _after(10, check)
+    after_rounds(10, check)
 
 
 def _slow_donor(world: World, name: str, good: Sequence[bytes], answer_after_s: float) -> tuple[PeerId, list[int]]:
