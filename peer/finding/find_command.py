@@ -44,7 +44,8 @@ def find(
 ) -> None:
     """List open runs: their names, sizes, progress, and the line to join each. No account, no invite.
 
-    A host with --keep-list has a list. `potluck directory` runs a node of a directory.
+    A host with --keep-list has a list. `potluck directory` runs a node of a
+    directory.
     """
     cards, num_out = found_cards(where)
     if as_json:

@@ -3,6 +3,9 @@
 Bytes are the peers' own payload, without TLS and TCP. They are counted over whole turns: as many rounds as it takes until every peer
 has had a place in one, since a round takes 64 at most. A peer that dies stops without a word: it refuses no connection, and answers
 nothing.
+
+All peers of a swarm share one process here. Each of them looks at all others at every tick, so a swarm costs the square of its size.
+Among more peers each hears of another's tokens more rarely, and its first round comes later, too. Large sizes are best run alone.
 """
 
 from __future__ import annotations
