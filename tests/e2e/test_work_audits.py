@@ -57,7 +57,7 @@ class Row(TypedDict):
     standing_reason: str
 
 
-PASSES = 3
+PASSES = 2
 ASIDE = "auditors did its work again and found other work"
 
 
