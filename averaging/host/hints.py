@@ -16,7 +16,7 @@ LONGEST_FOLDER: Final = 300
 OF_HOSTS: Final = ("host", "invite list", "invite withdraw", "invite", "ban", "ledger")
 OF_PEERS: Final = ("join", "pause", "resume", "doctor", "profile", "history", "checkpoint fetch", "service install")
 OF_BOTH: Final = (
-    "status", "peers", "rounds", "logs", "bugreport", "stop", "health", "runs forget", "checkpoint list", "checkpoint verify",
+    "status", "peers", "rounds", "logs", "bugreport", "stop", "health", "runs", "runs forget", "checkpoint list", "checkpoint verify",
     "checkpoint export", "checkpoint merge", "checkpoint push", "generate", "curves", "where", "uninstall",
 )  # fmt: skip
 """The commands that take a state folder, those of two words before the first word alone."""

@@ -22,7 +22,9 @@ JOIN = ["join", "--state-dir", "/srv/a b"]
         ("potluck join --run a --state-dir /x", "potluck join --run a --state-dir /x"),
         ("a running `potluck host`", "a running `potluck host`"),
         ("see: potluck generate --help", "see: potluck generate --help"),
-        ("potluck statuses, potluck runs, no command", "potluck statuses, potluck runs, no command"),
+        ("potluck statuses, potluck, no command", "potluck statuses, potluck, no command"),
+        ("see: potluck runs", "see: potluck runs {}"),
+        ("potluck runs forget our-run", "potluck runs forget {} our-run"),
     ],
 )
 def test_commands_in_a_peers_hint_name_the_folder_that_was_given(text: str, shown: str) -> None:
