@@ -21,6 +21,9 @@ OF_BOTH: Final = (
 )  # fmt: skip
 """The commands that take a state folder, those of two words before the first word alone."""
 
+OF_NEITHER: Final = ("directory",)
+"""Commands that take a folder of their own. Hints of a peer or host name it without a folder."""
+
 
 def with_folder(text: str, arguments: Sequence[str] | None = None) -> str:
     """The text, in which each command that takes a state folder names the one of `arguments`, the command line of this process if

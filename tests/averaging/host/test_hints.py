@@ -5,7 +5,7 @@ import typer
 
 import potluck
 from averaging.host.command_errors import report
-from averaging.host.hints import OF_BOTH, OF_HOSTS, OF_PEERS, with_folder
+from averaging.host.hints import OF_BOTH, OF_HOSTS, OF_NEITHER, OF_PEERS, with_folder
 from protocol.errors import ConfigError
 
 JOIN = ["join", "--state-dir", "/srv/a b"]
@@ -58,7 +58,7 @@ def test_the_list_has_each_command_that_takes_a_state_folder() -> None:
         context = typer.Context(command)
         if any("--state-dir" in each.opts for each in command.get_params(context)):
             found.add(name)
-    assert found == {*OF_HOSTS, *OF_PEERS, *OF_BOTH}
+    assert found == {*OF_HOSTS, *OF_PEERS, *OF_BOTH, *OF_NEITHER}
 
 
 def test_a_folder_longer_than_a_line_is_not_repeated() -> None:

@@ -46,7 +46,7 @@ DEFAULT = default_run_toml()
         ),
         (DEFAULT, Data(0, is_packed=True), "a day   down 1.1 GB for checkpoints, at a round every 60 s"),
         (DEFAULT, Data(0, is_packed=True), "model   771,328 parameters"),
-        (DEFAULT.replace("dim = 128", "dim = 8192"), Data(0, True), "memory  about 4.6 GB"),
+        (DEFAULT.replace("dim = 128", "dim = 8192"), Data(0, True), "memory  about 5.4 GB"),
     ],
 )
 def test_the_host_is_told_what_its_run_takes(text: str, data: Data, reported: str) -> None:
