@@ -21,8 +21,9 @@ class Counts:
     """Counters of the process since its start.
 
     Attributes:
-        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed. control_bytes_up, ..: payload bytes that
-            the coordinator's own network carried.
+        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed.
+        control_bytes_up, control_bytes_down, bulk_bytes_up, bulk_bytes_down: payload bytes of the coordinator's own network.
+        bulk, control: the same by kind and by channel.
     """
 
     calls: tuple[tuple[str, str, int], ...] = ()
@@ -39,9 +40,19 @@ NO_REACH: Final = Reach()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One snapshot: the picture, the counters, the time (monotonic, s), the free space on the host's disk, None if unknown, the past,
-    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the tasks. `push`: of
-    checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
+    """One snapshot.
+
+    Attributes:
+        picture: the run.
+        now_s: monotonic seconds.
+        disk: free space of the host's disk; None if unknown.
+        trouble: a problem of the host's machine; empty for none.
+        past: older rounds, and peers as earlier processes of the host heard them.
+        reach: whether peers can meet.
+        scores: curves of the tasks.
+        push: of checkpoints; None where there is none.
+        energy: of all peers.
+        leaders: rows of an open run's leaderboard.
     """
 
     picture: RunPicture
