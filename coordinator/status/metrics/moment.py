@@ -1,11 +1,12 @@
-"""One snapshot of the run and of the host, from which metrics are read, and the form of a metric."""
+"""One snapshot of the run and of the host, from which metrics are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, TypeAlias
 
+from averaging.metrics.metric_table import MetricRow
 from averaging.network.seams.interfaces import BulkCount, ControlCount
 from averaging.storage.disk_room import DiskRoom
 from coordinator.energy.run_energy import NO_ENERGY, EnergySums
@@ -68,20 +69,4 @@ class Moment:
     leaders: Sequence[Mapping[str, object]] = ()
 
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorMetric:
-    """One row of the table: a metric's name, its meaning, and how to read it from a moment."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    read: Callable[[Moment], Samples]
-    labels: tuple[str, ...] = ()
-
-
-def one(value: float | None) -> Samples:
-    """The only sample of a metric without labels; none where the value is not known."""
-    return () if value is None else (((), float(value)),)
+CoordinatorMetric: TypeAlias = MetricRow[Moment]
