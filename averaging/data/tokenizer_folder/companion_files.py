@@ -60,7 +60,7 @@ def _read(path: Path) -> Mapping[str, object]:
 
 def map_counts(config: Mapping[str, object]) -> bool:
     """Whether transformers reads special_tokens_map.json and added_tokens.json, too: only if this tokenizer_config.json lists no added
-    tokens. Where the map and the config differ, the map then wins.
+    tokens. The map then wins over the config.
     """
     return _LISTED not in config
 
