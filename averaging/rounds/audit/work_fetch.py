@@ -1,7 +1,9 @@
 """Fetches what an audit of a peer's work compares: the local steps that the peer says it took, and some chunks of its contribution.
 
 The contributor and the reducers show chunks only for a short time after the commit, so both are fetched as soon as the commit is here.
-The chunks come by the requests of sum audits (R27, protocol/rounds/RULES.md).
+The chunks come by the requests of sum audits.
+
+Rules: R27 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
