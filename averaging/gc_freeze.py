@@ -1,4 +1,4 @@
-"""Importing and training without the garbage collector in the midst of it."""
+"""Keeps the garbage collector out of imports and of training steps."""
 
 from __future__ import annotations
 

@@ -269,12 +269,12 @@ class Worker:
             case "load":
                 trainer.load_unit(unit, vectors.part(command.area, span), command.schedule_tokens)
                 self._was_loaded = True
-                self._audits.begins()
+                self._audits.note_beginning()
             case "shift":
                 shift_N = vectors.part(command.area, span)
                 trainer.keep(unit, command.kept)
                 trainer.shift(shift_N, command.credited_tokens, command.schedule_tokens, unit)
-                self._audits.begins()
+                self._audits.note_beginning()
             case "snapshot":
                 trainer.send_theta(vectors.part(Area.OUT, span), unit)
                 self._still_until_s = time.perf_counter() + command.still_s

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.data.beside.tokenizer_files import (
+from averaging.data.tokenizer_folder.companion_files import (
     CONFIG_NAME,
     GENERATION_NAME,
     MAP_NAME,
     MODEL_NAME,
-    Neighbours,
+    CompanionFiles,
     map_counts,
 )
 from protocol.errors import ConfigError
@@ -34,20 +34,22 @@ class EndToken:
     doubt: str = ""
 
 
-def find_end(values: Mapping[str, object], tokens: Mapping[str, int], neighbours: Neighbours, place: str) -> EndToken:
+def find_end(
+    values: Mapping[str, object], tokens: Mapping[str, int], companions: CompanionFiles, place: str
+) -> EndToken:
     """The token that ends a document.
 
     Args:
         values: the contents of tokenizer.json.
         tokens: all tokens by their text, added ones too.
-        neighbours: as `read_neighbours` returns them.
+        companions: as `read_companions` returns them.
         place: the tokenizer's name in errors.
 
     Raises:
         ConfigError: the files name none, one that the tokenizer lacks, or different ones.
     """
-    named = _named_by_config(tokens, neighbours, place)
-    file, stops = _stops(neighbours, set(tokens.values()), place)
+    named = _named_by_config(tokens, companions, place)
+    file, stops = _stops(companions, set(tokens.values()), place)
     if named is not None:
         if stops and named[1] not in stops:
             text = f"{place}: {named[0]} names token {named[1]} as its end, and {file} {' or '.join(map(str, stops))}"
@@ -63,11 +65,11 @@ def find_end(values: Mapping[str, object], tokens: Mapping[str, int], neighbours
     return _usual(values, tokens, place)
 
 
-def _named_by_config(tokens: Mapping[str, int], neighbours: Neighbours, place: str) -> tuple[str, int] | None:
-    """The file that names the end token and its number. The map counts only beside a config that lists no added tokens."""
-    order = (MAP_NAME, CONFIG_NAME) if map_counts(neighbours.get(CONFIG_NAME, {})) else (CONFIG_NAME,)
+def _named_by_config(tokens: Mapping[str, int], companions: CompanionFiles, place: str) -> tuple[str, int] | None:
+    """The file that names the end token and its number. The map counts only if the config lists no added tokens."""
+    order = (MAP_NAME, CONFIG_NAME) if map_counts(companions.get(CONFIG_NAME, {})) else (CONFIG_NAME,)
     for file in order:
-        token = neighbours.get(file, {}).get("eos_token")
+        token = companions.get(file, {}).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
         if text is None:
             continue
@@ -77,10 +79,10 @@ def _named_by_config(tokens: Mapping[str, int], neighbours: Neighbours, place: s
     return None
 
 
-def _stops(neighbours: Neighbours, known: set[int], place: str) -> tuple[str, list[int]]:
+def _stops(companions: CompanionFiles, known: set[int], place: str) -> tuple[str, list[int]]:
     """The file that says where a text stops, and its tokens. A generation config wins over a model's config."""
     for file in (GENERATION_NAME, MODEL_NAME):
-        found = neighbours.get(file, {}).get("eos_token_id")
+        found = companions.get(file, {}).get("eos_token_id")
         if found is None:
             continue
         stops: list[object] = found if isinstance(found, list) else [found]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from averaging.data.beside.tokenizer_files import Neighbours, check_neighbours, read_neighbours
 from averaging.data.end_token import EndToken, find_end
 from averaging.data.shards import MAX_TOKENIZER_BYTES
 from averaging.data.sources.texts import Text, not_installed
 from averaging.data.text_cuts import keeps_tokens_when_cut, last_cut
 from averaging.data.tokenizer import VOCAB_SIZE, Bits, ByteTokenizer, EncodingError, Tokenizer, Tokens
+from averaging.data.tokenizer_folder.companion_files import CompanionFiles, check_companions, read_companions
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection
@@ -49,7 +49,7 @@ class FileTokenizer:
         data: bytes,
         place: str,
         end: str | int = "",
-        neighbours: Neighbours = MappingProxyType({}),
+        companions: CompanionFiles = MappingProxyType({}),
     ) -> None:
         """Parse it.
 
@@ -57,21 +57,21 @@ class FileTokenizer:
             data: the file.
             place: its name in errors.
             end: the end mark's name or number; empty for the one that the files name.
-            neighbours: the files beside it, as `read_neighbours` returns them.
+            companions: its companion files, as `read_companions` returns them.
 
         Raises:
-            ConfigError: not a tokenizer, one without the end mark, or one of which the files beside it say something else.
+            ConfigError: not a tokenizer, one without the end mark, or one that its companion files contradict.
             MachineError: tokenizers is not installed.
         """
         self._rules, values = _read_rules(data, place)
-        check_neighbours(values, neighbours, place)
+        check_companions(values, companions, place)
         self._place = place
         self.file: bytes | None = data
         tokens: dict[str, int] = self._rules.get_vocab(with_added_tokens=True)
         if not tokens:
             raise ConfigError(f"{place} has no tokens", "a tokenizer with a vocabulary", "check the file")
         self.vocab_size = max(tokens.values()) + 1
-        found = EndToken(end) if isinstance(end, int) else _end_of(tokens, end, place, values, neighbours)
+        found = EndToken(end) if isinstance(end, int) else _end_of(tokens, end, place, values, companions)
         self.end, self.doubt = found.number, found.doubt
         self.unknown = _unknown_of(values, tokens)
         self._may_cut = keeps_tokens_when_cut(values)
@@ -233,10 +233,10 @@ def _end_of(
     end_token: str,
     place: str,
     values: Mapping[str, object],
-    neighbours: Neighbours,
+    companions: CompanionFiles,
 ) -> EndToken:
     if not end_token:
-        return find_end(values, tokens, neighbours, place)
+        return find_end(values, tokens, companions, place)
     if end_token not in tokens:
         raise ConfigError(
             f"{place} has no token {end_token!r}", "a token that ends a document", "name it in data.end_token"
@@ -313,7 +313,7 @@ def open_tokenizer(data: DataSection, base: Path, texts: Iterable[Text], vocab_s
         tokenizer = train_bpe(texts, vocab_size)
     else:
         path = base / data.tokenizer
-        tokenizer = FileTokenizer(_read(path), str(path), data.end_token, read_neighbours(path))
+        tokenizer = FileTokenizer(_read(path), str(path), data.end_token, read_companions(path))
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"model.vocab_size is {vocab_size}",

@@ -1,1 +1,1 @@
-"""Lists and directories of open runs: asking one for cards, and bringing it one's own."""
+"""Lists and directories of open runs: reading their cards, and publishing a host's own card there."""

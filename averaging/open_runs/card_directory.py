@@ -1,8 +1,8 @@
 """A public directory of open runs: signed cards in a DHT of their own, under one key that everybody knows.
 
-The directory of a run takes records of its members alone. So the nodes of this one are others: whoever keeps it (`potluck directory`)
-runs a node, hosts publish their cards there, and volunteers read them. Every node checks each card that it stores, and every reader
-checks it again: a card proves no more than that its host's key signed it lately.
+A run's own directory takes records of its members only, so this one has nodes of its own. Anybody can run a node with
+`potluck directory`; hosts publish their cards there, and volunteers read them. Every node checks each card that it stores, and every
+reader checks it again. A card proves only that its host's key signed it a short time ago.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from averaging.network.seams.directory import CLOCK_SLACK_S, Record, directory_id
+from averaging.network.seams.directory import CLOCK_SLACK_S, MAX_ADDRESS_LETTERS, Record, directory_id
 from protocol.errors import PotluckError
 from protocol.host.run_card import MAX_CARD_BYTES, open_card
 
@@ -24,7 +24,7 @@ RUNS_KEY: Final = "potluck/open-runs"
 """The key of all cards; each has its host's peer id as subkey, so a host has one."""
 
 CARD_TTL_S: Final = 600.0
-"""A card that is not published again is gone after so many seconds."""
+"""Seconds after which a card is gone if it is not published again."""
 
 MOST_READ: Final = 64
 """Cards that a reader takes of a directory."""
@@ -33,14 +33,16 @@ MOST_KEPT: Final = 256
 """Hosts whose cards a node keeps."""
 
 MOST_COUNTED: Final = 1024
-MAX_ADDRESSES: Final = 8
-MAX_ADDRESS_LETTERS: Final = 256
+"""Refused cards that are counted; beyond that the count stands still."""
+
+MOST_NODES: Final = 8
+"""Addresses of nodes that a setting may name."""
 
 _EXPECTED: Final = "addresses as `potluck directory` prints them, such as /ip4/192.0.2.1/tcp/4700/p2p/12D3KooW..."
 
 
 class CardRule:
-    """The rule for what a node stores and a reader believes: (record, unix time in s) -> why not, "" if it may.
+    """The rule for the cards that a node stores and a reader believes: (record, unix time in s) -> why not, "" for a good one.
 
     It is called on the thread of the network alone. `num_refused` counts what was refused, each record once.
     """
@@ -89,7 +91,7 @@ class CardRule:
 def unfit_directory(text: str) -> str:
     """The expected kind of addresses; empty if these are multiaddresses of nodes of a directory, separated by commas."""
     addresses = directory_addresses(text)
-    are_few = 0 < len(addresses) <= MAX_ADDRESSES
+    are_few = 0 < len(addresses) <= MOST_NODES
     return "" if are_few and all(map(_is_fine, addresses)) else _EXPECTED
 
 
@@ -107,7 +109,7 @@ def _is_fine(address: str) -> bool:
 
 
 async def publish_card(network: Network, raw: bytes, host: str, now_unix_s: float) -> bool:
-    """Store a host's card for CARD_TTL_S. Whether a node took it."""
+    """Store a host's card for CARD_TTL_S. Returns whether a node took it."""
     return await network.publish(RUNS_KEY, host, raw, expires_unix_s=now_unix_s + CARD_TTL_S)
 
 

@@ -1,4 +1,4 @@
-"""Ways into a public directory of open runs: as one of its nodes, or as a visitor that stores nothing for others."""
+"""Ways to take part in a public directory of open runs: as one of its nodes, or as a visitor that stores nothing for others."""
 
 from __future__ import annotations
 
@@ -83,7 +83,11 @@ async def visited_directory(addresses: Sequence[str], unix_s: Now, rule: CardRul
 
 
 async def _check_there(network: Libp2pNetwork, addresses: Sequence[str]) -> None:
-    """Ping the nodes, all at once: a directory that is away looks like an empty one."""
+    """Ping all nodes at once, since a lookup cannot tell a directory that is away from an empty one.
+
+    Raises:
+        UnreachableError: none answers.
+    """
     answered: list[str] = []
 
     async def ping(address: str) -> None:
@@ -102,7 +106,7 @@ async def _check_there(network: Libp2pNetwork, addresses: Sequence[str]) -> None
         )
 
 
-async def cards_there(addresses: Sequence[str], unix_s: Now) -> tuple[list[bytes], int]:
+async def cards_in_directory(addresses: Sequence[str], unix_s: Now) -> tuple[list[bytes], int]:
     """Cards of a directory whose signatures hold, and how many were left out: refused, or beyond those that are read.
 
     Raises:

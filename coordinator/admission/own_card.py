@@ -32,7 +32,7 @@ EVERY_S: Final = CARD_LIFE_S / 3
 """Between two cards, in seconds: a list that misses two still has the run."""
 
 AGAIN_S: Final = 60.0
-"""After a card that was not taken."""
+"""Pause after a card that was not taken, in seconds."""
 
 Visit: TypeAlias = "Callable[[Sequence[str], Now, CardRule], AbstractAsyncContextManager[Network]]"
 """A way into a directory: (its nodes, the time, the rule of cards)."""
@@ -54,7 +54,7 @@ def card_of(run: RunFiles, tracker: RunTracker, line: str) -> RunCard:
 
 @dataclass(frozen=True, slots=True)
 class OwnCard:
-    """The host's card, made anew each time: `make` gives its words, `host` signs it."""
+    """The host's card, made anew each time: `make` fills it in, `host` signs it."""
 
     make: Callable[[], RunCard]
     host: Signer

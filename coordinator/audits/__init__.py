@@ -1,1 +1,1 @@
-"""The host looks at proofs of false sums, and at the losses of commits, and acts on them."""
+"""The host acts on proofs of false sums, on auditors' verdicts, and on the losses of commits."""

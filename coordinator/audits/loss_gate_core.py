@@ -54,7 +54,6 @@ COMMITS_RUNNING: Final = 2
 NEW_LEVEL_AFTER: Final = 32
 """Commits after which a loss that stays up is the run's level."""
 
-
 HOLD_S: Final = 600
 """A hold lasts so long, in seconds: the run goes on by itself if the host is gone."""
 

@@ -55,7 +55,7 @@ class CommitRow:
 class LossPoint:
     """One point of a loss curve in nats per byte; `kind` is "heldout", "prose" or "train".
 
-    `voices`: the evaluators of whose values it is the median; 0 where they are not counted, as in older files.
+    `voices`: how many evaluators measured it, whose median `nats` is; 0 where that was not counted, as in older files.
     """
 
     kind: str

@@ -1,6 +1,6 @@
-"""The run as JSON for the pages: what /api/status says of a picture of the run.
+"""The run as JSON for the pages: the part of /api/status that is made from a picture of the run.
 
-No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
+It reads no clock: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ from protocol.estimates.eta import speeds
 from protocol.identity.chosen_name import NONE_CHOSEN
 from protocol.identity.names import peer_name
 from protocol.ids import PeerId
-from protocol.rounds.lineage.round_row import (
-    Counted,
-    round_json,
-)
+from protocol.rounds.lineage.round_row import Counted, round_json
 from protocol.tables import duration
 
 FETCHING_S: Final = 10.0

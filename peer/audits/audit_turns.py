@@ -1,7 +1,7 @@
-"""Audits in the training process: keeps the state with which a round's own steps began, and takes others' steps from there in turns.
+"""Audits in the training process: keeps the state with which this peer began a round, and takes another peer's steps from there.
 
-A round that is to be audited costs a copy of parameters and moments in the machine's memory. While its steps are taken again, there
-are two more: theirs and our own.
+The steps are taken in turns with own training. A round that is to be audited costs a copy of parameters and moments in the machine's
+memory. While steps are done again there are two more copies: one of that work and one of our own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.training.local_training import LocalTrainer, TrainerState, state_of, w
 from peer.training.worker_channel import Redone, RedoOrder
 
 MOST_KEPT: Final = 2
-"""Beginnings that are kept: of the round that others' work is taken from, and of the next one."""
+"""States that are kept: of the beginning of the audited round, and of the next one."""
 
 NOT_KEPT: Final = "the state at the beginning of that round is not here"
 NO_MEMORY: Final = "there is no memory for a copy of the training state"
@@ -38,8 +38,11 @@ class AuditTurns:
         self._is_due = not problem
         return Redone(problem=problem)
 
-    def begins(self) -> None:
-        """A load or shift is done. Carried steps would begin elsewhere, so the state is kept only where nothing is ready."""
+    def note_beginning(self) -> None:
+        """Note that a load or shift is done, and keep the state if that was asked for.
+
+        With steps ready, this peer's own round began at an earlier state, so nothing is kept.
+        """
         if not self._is_due or any(self._trainer.counters.ready):
             return
         self._is_due = False
@@ -61,7 +64,7 @@ class AuditTurns:
         self._work = self._taken = None
 
     def redo(self, order: RedoOrder) -> Redone:
-        """Take a turn of these steps. The trainer then goes on where it was."""
+        """Take some of another peer's steps. The trainer then goes on where it was."""
         steps = ClaimedSteps(order.peer, order.first_step, order.num_steps)
         try:
             return self._turn(order, steps)

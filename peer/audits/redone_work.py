@@ -22,7 +22,7 @@ MOST_STEPS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ClaimedSteps:
-    """The local steps that a contributor says it took from an anchor: so many from `first_step` on, each `stride` after the last."""
+    """The local steps that a contributor says it took from an anchor: `num_steps` of them, from `first_step` on, `stride` apart."""
 
     peer: str
     first_step: int

@@ -1,4 +1,4 @@
-"""Which work a peer does again, and what it finds. Pure.
+"""Decides which work a peer does again, and compares it with what its contributor sent. Pure.
 
 An auditor compares a contribution with the redone delta, that of the same steps done again, and with a control: the delta of as many
 steps from the same state, on windows that it draws in private. Only the redone one has read the same text. So the gap
@@ -8,7 +8,7 @@ steps from the same state, on windows that it draws in private. Only the redone 
 is 1 for the redone delta itself, somewhat less for work on the assigned windows with other moments, however many steps it took, and
 about 0 for work on other windows, for copies, for averages and for noise. Both deltas begin with the same moments, those of the
 auditor at the start of the round, so these cancel out, and none have to be sent. Random chunks of the vectors are enough: nobody knows
-before which ones are compared.
+in advance which ones are compared.
 
 Assigned data against other data was first compared by loss (Gauntlet, https://arxiv.org/abs/2505.21684); spot checks of volunteers'
 work are those of Sarmenta (https://doi.org/10.1016/S0167-739X(01)00077-2).
@@ -27,13 +27,13 @@ from protocol.rounds.messages.record import CommitRecord, Contributor
 from protocol.rounds.messages.requests import StepsTaken
 
 STRANGERS_WEIGHT: Final = 10
-"""A stranger's work is drawn so many times as often as a member's or a keeper's."""
+"""A stranger's work is drawn this many times as often as a member's or a keeper's."""
 
 COMPARED_CHUNKS: Final = 16
-"""Chunks of a contribution that an audit compares, or all of a shorter one."""
+"""Chunks that an audit compares of a contribution; all of them where it has fewer."""
 
 MOST_COMPARED: Final = 1 << 20
-"""Values of these chunks together, at most, but for a single chunk that is longer."""
+"""Values that an audit compares at most, but always one chunk."""
 
 MOST_STEPS: Final = 4096
 """A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
@@ -42,7 +42,7 @@ LEAST_STEPS: Final = 16
 """Fewer local steps say too little of the windows that they read."""
 
 LEAST_DIFFERENCE: Final = 1e-3
-"""Of 1 - cos(redone delta, control). Below it the windows make no difference, and nothing can be told."""
+"""Least 1 - cos(redone delta, control). Below it the windows make no difference, and there is no finding."""
 
 LARGEST_GAP: Final = 2.0
 
@@ -66,10 +66,10 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The word of redone work on a contribution.
+    """The outcome of comparing a contribution with redone work.
 
     Attributes:
-        gap: see above; cut to [-2, 2].
+        gap: as the module's docstring defines it, cut to [-2, 2].
         length_ratio: the length of the contribution over that of the redone delta, at least 0.
     """
 
@@ -118,8 +118,10 @@ def why_no_audit(
 
 
 def audits_round(share: float, own: PeerStanding, draw: Draw) -> bool:
-    """Whether this peer, of standing `own`, does somebody's work of a round again. It is drawn before the round, since the moments of
-    its beginning are needed. `share`, 0 to 1, is that of rounds, and of steps: redone work takes as many as a round.
+    """Whether this peer, of standing `own`, audits a round. Drawn before the round, since the moments of its beginning are needed.
+
+    Args:
+        share: of rounds, 0 to 1.
     """
     return own.may_vote and draw() < share
 
@@ -127,8 +129,10 @@ def audits_round(share: float, own: PeerStanding, draw: Draw) -> bool:
 def drawn_contributor(
     contributors: Sequence[PeerId], me: PeerId, standings: Mapping[PeerId, PeerStanding], draw: Draw
 ) -> PeerId | None:
-    """The contributor of an audited round whose work this peer does again; None where it contributed nothing itself, or nobody else
-    did. `standings` are those of peers that are no keepers.
+    """The contributor whose work of an audited round this peer does again. None where it contributed nothing, or nobody else did.
+
+    Args:
+        standings: of the peers that are no keepers.
     """
     others = [peer for peer in contributors if peer != me]
     if me not in contributors or not others:

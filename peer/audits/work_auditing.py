@@ -1,8 +1,8 @@
-"""Does some of others' work again, and brings the signed findings to the host: one audit at a time, beside own training.
+"""Does some of others' work again, and brings the signed verdicts to the host: one audit at a time, while training goes on.
 
-Whether a round is audited is drawn before it, in private, since the state at its beginning is needed. After its commit a contributor
-is drawn, and some chunks of its contribution are fetched. Its steps are then taken in short turns, when the owner allows training, and
-in a small share of the time. Everything that fails costs the audit alone.
+Before a round it is drawn in private whether this peer audits it, since the state at its beginning is needed. After the commit a
+contributor is drawn, and some chunks of its contribution are fetched. Its steps are then taken in short turns, while the owner allows
+training, and in a small share of the time. If anything fails, only the audit is lost.
 """
 
 from __future__ import annotations
@@ -46,24 +46,28 @@ AUDIT_WITHIN_S: Final = 3600.0
 """An audit that takes longer is given up."""
 
 ADOPTED_WITHIN_S: Final = 60.0
-"""How long the next beginning waits for the trainer to have this commit; later no state is kept."""
+"""How long to wait until the trainer has applied a commit; after that no state is kept for an audit."""
 
 ORDER_WITHIN_S: Final = 600.0
 """Limit for one order to the training process, which may be starting."""
 
 SEND_WITHIN_S: Final = 300.0
 SEND_EVERY_S: Final = 3.0
+"""A verdict is sent to a host that is away for so long, and so often."""
+
 LOOK_EVERY_S: Final = 1.0
+"""Between two looks at whether the owner allows training again."""
+
 MOST_TURN_STEPS: Final = 256
 MOST_TOLD: Final = 4096
-"""Contributors whose told steps are remembered; beyond them the oldest are forgotten."""
+"""Contributors whose last steps are remembered; beyond that the oldest are forgotten."""
 
 _MIGHT_WORK_LATER: Final = (TemporaryError, UnreachableError, TransportError, CallTimeout)
 
 
 @runtime_checkable
 class TakesOrders(Protocol):
-    """A trainer in one process, which takes orders for audits."""
+    """A trainer whose one process holds the whole model and does work again by order."""
 
     async def order(self, command: Command) -> Reply | None:
         """Have the process obey; None if it dies first."""
@@ -140,7 +144,7 @@ class WorkAuditing:
                 await self._order(Command(op="audit_forget"))
 
     async def _keep(self, service: RoundService, head: ChainLink) -> None:
-        """Draw whether the round after the next commit is audited; if so, have its beginning kept."""
+        """Draw whether to audit the round that begins at the next commit; if so, have the training process keep the state there."""
         if head.commit in self._asked or not audits_round(self.tools.share, self._standing, self.tools.draw):
             return
         with trio.move_on_after(ADOPTED_WITHIN_S):
@@ -149,7 +153,7 @@ class WorkAuditing:
                 self._asked.append(head.commit)
 
     async def _free(self, head: ChainLink) -> None:
-        """Once no beginning is of use any more, have those that were kept forgotten: they take memory."""
+        """Free the kept states once no audit can need them: they take memory."""
         if self._asked and not any(each in (head.commit, head.parent) for each in self._asked):
             self._asked.clear()
             await self._order(Command(op="audit_forget"))

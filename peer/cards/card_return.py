@@ -1,4 +1,4 @@
-"""Looks now and then whether a card that was left out can be had again, and has it train from the next round on."""
+"""Looks now and then whether a card that was left out is free again, and lets it train from the next round on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protocol.errors import PotluckError
 log = structlog.get_logger()
 
 LOOK_AGAIN_S: Final = 900.0
-"""A look starts a process that asks torch. A card that its driver found again, or that another program left, can wait so long."""
+"""Seconds between two looks. Each starts a process that asks torch, and a card that is free again can wait that long."""
 
 
 async def watch_for_return(
@@ -28,13 +28,13 @@ async def watch_for_return(
     take: Callable[[OwnCards, LayoutChoice], None],
     offload: Offload,
 ) -> None:
-    """Look until cancelled; at once over if no card of the machine can come back.
+    """Look until cancelled. Returns at once if no card of the machine can come back.
 
     Args:
         own: the cards as they were at the start.
         choose: the layout for cards that were read anew. Blocks for a moment.
         at_work: the devices that train now.
-        take: goes on with a replica of more cards than now; of those that were read.
+        take: called with the cards as read and a layout of more cards than train now.
     """
     most = len(own.cards)
     while own.again is not None:

@@ -1,4 +1,4 @@
-"""`potluck directory`: a node of a public directory of open runs. Anybody may run one; it needs no run and no card."""
+"""`potluck directory`: a node of a public directory of open runs. Anybody may run one; it needs no run and no graphics card."""
 
 from __future__ import annotations
 

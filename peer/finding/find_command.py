@@ -80,10 +80,10 @@ def _in_directory(where: str) -> tuple[list[bytes], int]:
     from functools import partial
 
     from averaging.open_runs.card_directory import directory_addresses
-    from averaging.open_runs.card_network import cards_there
+    from averaging.open_runs.card_network import cards_in_directory
     from averaging.trio_errors import run_single_error
 
-    return run_single_error(partial(cards_there, directory_addresses(where), time.time))
+    return run_single_error(partial(cards_in_directory, directory_addresses(where), time.time))
 
 
 def card_lines(cards: Sequence[SignedCard], num_out: int = 0) -> list[str]:

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
-
+from averaging.metrics.metric_table import MetricRow, Samples, metrics_body, one
 from peer.cards.card_status import CardStatus
 from peer.status.status import BulkTraffic, PeerStatus
 from peer.training.plan.gpus_core import MOST_CARDS
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""(label values, value) for each sample of a metric."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerMetric:
-    """One row of the table: a metric's name, its meaning, and how to read it from a status."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    read: Callable[[PeerStatus], Samples]
-    labels: tuple[str, ...] = ()
-
+PeerMetric: TypeAlias = MetricRow[PeerStatus]
 
 STATES: Final = ("joining", "catching up", "training", "spare", "paused", "waiting", "leaving", "finished")
 
 WAYS_TO_CATCH_UP: Final = ("snapshot", "replay")
-
-
-def _one(value: float | None) -> Samples:
-    return () if value is None else (((), float(value)),)
 
 
 def _by_lane(control: int, total: int, host: int) -> Samples:
@@ -59,62 +38,62 @@ def _by_card(status: PeerStatus, read: Callable[[CardStatus], float | None]) -> 
 
 
 PEER_METRICS: Final = (
-    PeerMetric("potluck_peer_round_index", "gauge", "Round index of the unit's head.", lambda s: _one(s.index)),
-    PeerMetric("potluck_peer_run_tokens", "gauge", "Tokens committed by the run.", lambda s: _one(s.total_tokens)),
+    PeerMetric("potluck_peer_round_index", "gauge", "Round index of the unit's head.", lambda s: one(s.index)),
+    PeerMetric("potluck_peer_run_tokens", "gauge", "Tokens committed by the run.", lambda s: one(s.total_tokens)),
     PeerMetric(
-        "potluck_peer_tokens_trained", "counter", "Tokens trained by this process.", lambda s: _one(s.tokens_trained)
+        "potluck_peer_tokens_trained", "counter", "Tokens trained by this process.", lambda s: one(s.tokens_trained)
     ),
     PeerMetric(
-        "potluck_peer_tokens_ready", "gauge", "Tokens trained, not yet credited.", lambda s: _one(s.tokens_ready)
+        "potluck_peer_tokens_ready", "gauge", "Tokens trained, not yet credited.", lambda s: one(s.tokens_ready)
     ),
-    PeerMetric("potluck_peer_tokens_per_second", "gauge", "Training speed.", lambda s: _one(s.tokens_per_s)),
+    PeerMetric("potluck_peer_tokens_per_second", "gauge", "Training speed.", lambda s: one(s.tokens_per_s)),
     PeerMetric(
         "potluck_peer_could_tokens_per_second",
         "gauge",
         "In a pipeline run, possible speed of its stage without waiting for others.",
-        lambda s: _one(s.could_tokens_per_s if s.lane_reason else None),
+        lambda s: one(s.could_tokens_per_s if s.lane_reason else None),
     ),
     PeerMetric(
         "potluck_peer_owed_tokens",
         "gauge",
         "In a pipeline run, tokens of finished rounds that the stage's next round is to count.",
-        lambda s: _one(s.owed_tokens if s.lane_reason else None),
+        lambda s: one(s.owed_tokens if s.lane_reason else None),
     ),
     PeerMetric(
         "potluck_peer_mfu_ratio",
         "gauge",
         "Model FLOPs utilisation: share of the card's peak that training uses.",
-        lambda s: _one(s.mfu),
+        lambda s: one(s.mfu),
     ),
     PeerMetric(
         "potluck_peer_energy_joules",
         "counter",
         "Energy of the cards that train and of the processor, by all programs.",
-        lambda s: _one(s.energy_joules),
+        lambda s: one(s.energy_joules),
     ),
     PeerMetric(
         "potluck_peer_joules_per_token",
         "gauge",
         "Energy over the tokens that this process trained.",
-        lambda s: _one(s.joules_per_token),
+        lambda s: one(s.joules_per_token),
     ),
     PeerMetric(
         "potluck_peer_grid_grams_per_kwh",
         "gauge",
         "Grams of CO2 of a kilowatt-hour here.",
-        lambda s: _one(s.grid_g_per_kwh),
+        lambda s: one(s.grid_g_per_kwh),
     ),
     PeerMetric(
         "potluck_peer_card_expected_bytes",
         "gauge",
         "Memory of the card that its plan is expected to take.",
-        lambda s: _one(s.card_expected_bytes),
+        lambda s: one(s.card_expected_bytes),
     ),
     PeerMetric(
         "potluck_peer_card_used_bytes",
         "gauge",
         "The most memory of the card that training took.",
-        lambda s: _one(s.card_used_bytes),
+        lambda s: one(s.card_used_bytes),
     ),
     PeerMetric(
         "potluck_card_tokens_per_second",
@@ -158,7 +137,7 @@ PEER_METRICS: Final = (
         lambda s: _by_card(s, lambda card: bool(card.left_out)),
         CARD_LABELS,
     ),
-    PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
+    PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: one(s.loss)),
     PeerMetric(
         "potluck_peer_sent_bytes",
         "counter",
@@ -205,147 +184,147 @@ PEER_METRICS: Final = (
         "potluck_peer_round_sent_bytes",
         "gauge",
         "Payload sent between the last two commits.",
-        lambda s: _one(s.last_round.bytes_up if s.last_round is not None else None),
+        lambda s: one(s.last_round.bytes_up if s.last_round is not None else None),
     ),
     PeerMetric(
         "potluck_peer_round_received_bytes",
         "gauge",
         "Payload received between the last two commits.",
-        lambda s: _one(s.last_round.bytes_down if s.last_round is not None else None),
+        lambda s: one(s.last_round.bytes_down if s.last_round is not None else None),
     ),
     PeerMetric(
         "potluck_peer_round_lost_ratio",
         "gauge",
         "Share of the squared norm of the last round's mean that the codec of results dropped.",
-        lambda s: _one(s.last_round.lost if s.last_round is not None else None),
+        lambda s: one(s.last_round.lost if s.last_round is not None else None),
     ),
     PeerMetric(
         "potluck_peer_round_left_out_ratio",
         "gauge",
         "Share of this peer's work in the last round that disagreed with most others' and does not count.",
-        lambda s: _one(s.last_round.left_out if s.last_round is not None else None),
+        lambda s: one(s.last_round.left_out if s.last_round is not None else None),
     ),
     PeerMetric(
         "potluck_peer_rounds_counted",
         "counter",
         "Committed rounds that count this process.",
-        lambda s: _one(s.rounds_counted),
+        lambda s: one(s.rounds_counted),
     ),
     PeerMetric(
         "potluck_peer_audits",
         "counter",
         "Others' work that this process did again, with a verdict that the host took.",
-        lambda s: _one(s.audits),
+        lambda s: one(s.audits),
     ),
     PeerMetric(
         "potluck_peer_worker_restarts",
         "counter",
         "Restarts of the training process.",
-        lambda s: _one(s.worker_restarts),
+        lambda s: one(s.worker_restarts),
     ),
     PeerMetric(
-        "potluck_peer_memory_bytes", "gauge", "Resident memory of all processes.", lambda s: _one(s.memory_bytes)
+        "potluck_peer_memory_bytes", "gauge", "Resident memory of all processes.", lambda s: one(s.memory_bytes)
     ),
-    PeerMetric("potluck_peer_disk_bytes", "gauge", "Disk use of the run's folder.", lambda s: _one(s.disk_bytes)),
+    PeerMetric("potluck_peer_disk_bytes", "gauge", "Disk use of the run's folder.", lambda s: one(s.disk_bytes)),
     PeerMetric(
         "potluck_peer_disk_bound_bytes",
         "gauge",
         "Limit of the disk use of states and updates.",
-        lambda s: _one(s.disk_bound_bytes),
+        lambda s: one(s.disk_bound_bytes),
     ),
     PeerMetric(
         "potluck_peer_disk_free_bytes",
         "gauge",
         "Free bytes on the disk of the state folder.",
-        lambda s: _one(s.disk_free_bytes),
+        lambda s: one(s.disk_free_bytes),
     ),
     PeerMetric(
         "potluck_peer_disk_all_bytes",
         "gauge",
         "Size of the disk of the state folder.",
-        lambda s: _one(s.disk_all_bytes),
+        lambda s: one(s.disk_all_bytes),
     ),
     PeerMetric(
         "potluck_peer_download_bytes",
         "gauge",
         "Bytes received of the state in download.",
-        lambda s: _one(s.download_bytes_here),
+        lambda s: one(s.download_bytes_here),
     ),
     PeerMetric(
         "potluck_peer_download_all_bytes",
         "gauge",
         "Size of the state in download.",
-        lambda s: _one(s.download_bytes_all),
+        lambda s: one(s.download_bytes_all),
     ),
     PeerMetric(
-        "potluck_peer_download_donors", "gauge", "Donors of the state in download.", lambda s: _one(s.download_donors)
+        "potluck_peer_download_donors", "gauge", "Donors of the state in download.", lambda s: one(s.download_donors)
     ),
     PeerMetric(
         "potluck_peer_suspected_members",
         "gauge",
         "Suspected members of the running exchange.",
-        lambda s: _one(len(s.suspected)),
+        lambda s: one(len(s.suspected)),
     ),
     PeerMetric(
-        "potluck_peer_state_sound", "gauge", "1 while the state is the attested one.", lambda s: _one(s.is_sound)
+        "potluck_peer_state_sound", "gauge", "1 while the state is the attested one.", lambda s: one(s.is_sound)
     ),
     PeerMetric(
         "potluck_peer_unheard",
         "gauge",
         "1 while no other peer is heard though others are at work, or may be.",
-        lambda s: _one(s.is_unheard),
+        lambda s: one(s.is_unheard),
     ),
     PeerMetric(
         "potluck_peer_chunks_audited",
         "counter",
         "Chunks of others' sums that were computed again here.",
-        lambda s: _one(s.chunks_audited),
+        lambda s: one(s.chunks_audited),
     ),
     PeerMetric(
         "potluck_peer_audited_bytes",
         "counter",
         "Bytes that were fetched for that.",
-        lambda s: _one(s.audited_bytes),
+        lambda s: one(s.audited_bytes),
     ),
     PeerMetric(
         "potluck_peer_chunks_not_shown",
         "counter",
         "Chunks that nobody showed, so that their sum could not be computed again.",
-        lambda s: _one(s.chunks_not_shown),
+        lambda s: one(s.chunks_not_shown),
     ),
     PeerMetric(
         "potluck_peer_writes_refused",
         "counter",
         "Writes that the disk refused.",
-        lambda s: _one(s.writes_refused),
+        lambda s: one(s.writes_refused),
     ),
     PeerMetric(
         "potluck_peer_generations_damaged",
         "counter",
         "Damaged states found on the disk.",
-        lambda s: _one(s.generations_damaged),
+        lambda s: one(s.generations_damaged),
     ),
     PeerMetric(
         "potluck_peer_credential_left_seconds",
         "gauge",
         "Seconds until the credential ends, negative once it has.",
-        lambda s: _one(s.credential_left_s),
+        lambda s: one(s.credential_left_s),
     ),
     PeerMetric(
         "potluck_peer_host_heard_ago_seconds",
         "gauge",
         "Seconds since the host was last heard.",
-        lambda s: _one(s.host_heard_ago_s),
+        lambda s: one(s.host_heard_ago_s),
     ),
     PeerMetric(
         "potluck_peer_host_away",
         "gauge",
         "1 while voters are judged as of the host's last answer.",
-        lambda s: _one(s.is_host_away),
+        lambda s: one(s.is_host_away),
     ),
-    PeerMetric("potluck_peer_bans", "gauge", "Known bans.", lambda s: _one(s.bans)),
-    PeerMetric("potluck_peer_ways_in", "gauge", "Addresses dialled to reconnect.", lambda s: _one(s.ways_in)),
-    PeerMetric("potluck_peer_session", "gauge", "Number of this process life.", lambda s: _one(s.session)),
+    PeerMetric("potluck_peer_bans", "gauge", "Known bans.", lambda s: one(s.bans)),
+    PeerMetric("potluck_peer_ways_in", "gauge", "Addresses dialled to reconnect.", lambda s: one(s.ways_in)),
+    PeerMetric("potluck_peer_session", "gauge", "Number of this process life.", lambda s: one(s.session)),
     PeerMetric(
         "potluck_peer_caught_up",
         "gauge",
@@ -354,20 +333,20 @@ PEER_METRICS: Final = (
         ("way",),
     ),
     PeerMetric(
-        "potluck_peer_gpu_memory_bytes", "gauge", "Memory in use on the first card.", lambda s: _one(s.gpu_memory_bytes)
+        "potluck_peer_gpu_memory_bytes", "gauge", "Memory in use on the first card.", lambda s: one(s.gpu_memory_bytes)
     ),
     PeerMetric(
-        "potluck_peer_gpu_busy_ratio", "gauge", "Share of time in which the card computes.", lambda s: _one(s.gpu_busy)
+        "potluck_peer_gpu_busy_ratio", "gauge", "Share of time in which the card computes.", lambda s: one(s.gpu_busy)
     ),
-    PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: _one(s.gpu_celsius)),
-    PeerMetric("potluck_peer_cpu_celsius", "gauge", "Temperature of the processor.", lambda s: _one(s.cpu_celsius)),
+    PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: one(s.gpu_celsius)),
+    PeerMetric("potluck_peer_cpu_celsius", "gauge", "Temperature of the processor.", lambda s: one(s.cpu_celsius)),
     PeerMetric(
         "potluck_peer_allowed_ratio",
         "gauge",
         "Share of full speed that the owner's controls allow.",
-        lambda s: _one(s.allowed_share),
+        lambda s: one(s.allowed_share),
     ),
-    PeerMetric("potluck_peer_start_time_seconds", "gauge", "Unix time of the start.", lambda s: _one(s.started_unix_s)),
+    PeerMetric("potluck_peer_start_time_seconds", "gauge", "Unix time of the start.", lambda s: one(s.started_unix_s)),
     PeerMetric(
         "potluck_peer_state",
         "gauge",
@@ -378,25 +357,6 @@ PEER_METRICS: Final = (
 )
 
 
-class PeerCollector(Collector):
-    """Reads every row of the table from the current status at each scrape."""
-
-    def __init__(self, read_status: Callable[[], PeerStatus]) -> None:
-        self._read_status = read_status
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics with their current values."""
-        status = self._read_status()
-        for row in PEER_METRICS:
-            family = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-            metric = family(row.name, row.help, labels=row.labels)
-            for labels, value in row.read(status):
-                metric.add_metric(labels, value)
-            yield metric
-
-
 def metrics_text(read_status: Callable[[], PeerStatus]) -> bytes:
     """The Prometheus text of the current status."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PeerCollector(read_status))
-    return generate_latest(registry)
+    return metrics_body(PEER_METRICS, read_status)

@@ -31,8 +31,8 @@ from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Mesh, World
 from peer.training.supervision import patience_core
-from peer.training.supervision.cards_told import CardsTold, Without
 from peer.training.supervision.regrouping import Regrouping
+from peer.training.supervision.replica_cards import ReplicaCards, Without
 from peer.training.training_plan import TrainingPlan
 from peer.training.training_process import (
     Ended,
@@ -85,7 +85,7 @@ class WorkerTrainer:
         devices: Sequence[str] = (),
     ) -> None:
         self._plan = plan
-        self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
+        self._cards = ReplicaCards(devices or (plan.device,) * plan.mesh.num_ranks)
         self._spans = plan.units.spans
         self._process = TrainingProcess(plan.units.whole.num_elements, early)
         self._rooms = UnitRooms(self._process.vectors, self._spans)

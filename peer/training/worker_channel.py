@@ -106,10 +106,13 @@ class ProfileOrder(_Message):
 
 
 class RedoOrder(_Message):
-    """Steps of another peer to take again, from a beginning that was kept, at most `turn_steps` of those that are left.
+    """Steps of another peer to take again from a state that was kept.
 
-    schedule_tokens: the run's tokens at that beginning. peer, first_step, num_steps: whose steps, from which place in its data, how
-    many. spans: values [begin, stop) of the flat vector that are asked for once all steps are taken.
+    Attributes:
+        schedule_tokens: the run's tokens at that state.
+        peer, first_step, num_steps: the peer, the place in its data, and the number of steps.
+        turn_steps: most steps to take now.
+        spans: values [begin, stop) of the flat vector to answer once all steps are taken.
     """
 
     schedule_tokens: int
@@ -121,8 +124,12 @@ class RedoOrder(_Message):
 
 
 class Redone(_Message):
-    """The state of such steps after a turn. num_left: steps to come. delta: of the spans, joined, float32 in base64, once none is
-    left. problem: why they cannot be taken; then nothing else counts.
+    """The answer to an order of an audit.
+
+    Attributes:
+        num_left: steps that are still to be taken.
+        delta: the values of the spans, joined, float32, once no step is left; in base64 on the wire.
+        problem: why the order cannot be obeyed; then nothing else counts. Empty if it was.
     """
 
     num_left: int = 0

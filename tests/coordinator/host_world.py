@@ -27,6 +27,7 @@ from protocol.rounds.messages.start import StartUnit
 from protocol.run.manifest import RunManifest, parse_run_config, sign_manifest
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import CA, CA_KEY, HOST, VERIFIER
+from tests.protocol.run.made_manifest import manifest_of
 from tests.virtual import InlineOffload, VirtualClock
 
 UNIT = UnitName("fragment-0")
@@ -56,10 +57,8 @@ keep_every = 4
 
 
 def tiny_manifest(authority: CertificateAuthority, toml: str = RUN_TOML) -> RunManifest:
-    return RunManifest(
-        config=parse_run_config(toml),
-        dataset_id="ab" * 32,
-        dataset_tokens=1000,
+    return manifest_of(
+        parse_run_config(toml),
         heldout_tokens=50,
         zlib_bits_per_byte=1.9,
         pairs_nats_per_byte=2.49,

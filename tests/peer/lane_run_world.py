@@ -46,9 +46,9 @@ from protocol.ids import CommitId
 from protocol.rounds.lineage.rule_numbers import NEW_RUNS
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import decode_body, encode_body
-from protocol.run.manifest import RunManifest
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.peer.training_world import training_plan
+from tests.protocol.run.made_manifest import manifest_of
 from tests.protocol.run.test_pipeline_section import pipeline_run
 from tests.virtual import VirtualClock
 
@@ -114,8 +114,8 @@ class LaneRun:
         self._swarm = MemorySwarm(nursery, random.Random(1))
         self._ca: CertificateAuthority = make_ca(b"c" * 32, now_unix_s=self._clock.unix_s())
         training_plan(folder)
-        self._manifest = RunManifest(
-            config=pipeline_run(
+        self._manifest = manifest_of(
+            pipeline_run(
                 run={"total_tokens": total_tokens, "min_members": 2},
                 model=MODEL,
                 inner={"batch_tokens": BATCH_TOKENS, "warmup_tokens": 0},
@@ -128,13 +128,7 @@ class LaneRun:
                     "micro_batches": 2,
                 },
             ),
-            dataset_id="ab" * 32,
-            dataset_tokens=1000,
-            heldout_tokens=100,
-            zlib_bits_per_byte=2.0,
-            pairs_nats_per_byte=2.4,
             host_public_key=HOST.public_key.hex(),
-            ca_certificate_sha256="cd" * 32,
         )
         self._identities = [Identity(bytes([number]) * 32) for number in range(2)]
         self._start = self._sealed_start()

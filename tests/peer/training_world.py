@@ -16,12 +16,12 @@ MODEL = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=3
 BATCH_TOKENS = 64
 
 
-def training_plan(folder: Path, text: str = "potluck trains one model. ", **changes: object) -> TrainingPlan:
-    """A plan for MODEL on one core, with its shards in `folder`."""
+def training_plan(folder: Path, text: str = "potluck trains one model. " * 200, **changes: object) -> TrainingPlan:
+    """A plan for MODEL on one core, with the shards of this text in `folder`. `changes`: fields with other values."""
     documents = []
     for name in ("train", "heldout"):
         path = folder / f"{name}.txt"
-        path.write_text(text * 200)
+        path.write_text(text)
         documents.append(Document(name, path, name == "heldout"))
     texts = read_files(documents, is_utf8=False)
     manifest = pack(texts, ByteTokenizer(), folder / "data", Packing(4096, "text", "none"))

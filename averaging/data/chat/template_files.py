@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from averaging.data.beside.tokenizer_files import CONFIG_NAME, MAP_NAME, map_counts
 from averaging.data.chat.template_process import ChatTemplate
+from averaging.data.tokenizer_folder.companion_files import CONFIG_NAME, MAP_NAME, map_counts
 from protocol.errors import ConfigError, MachineError
 from protocol.plain_file import check_plain_file
 from protocol.run.data_section import DataSection

@@ -53,7 +53,7 @@ _CHOSEN: Final = f"{_SKIPPED}= "
 
 
 class Record(NamedTuple):
-    """A record that a peer asks us to store. `key` is the id of the key that it is to stand under, `directory_id` of it."""
+    """A record that a peer asks us to store. `key` is the id of the key to store it under, as `directory_id` makes it."""
 
     subkey: str
     value: bytes
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 
 def directory_id(key: str) -> bytes:
-    """The 20 bytes by which the directory knows a key, as hivemind makes them: SHA-1 over its msgpack.
+    """The id of a key in the directory, 20 bytes, as hivemind makes it: SHA-1 over the key's msgpack.
 
     Raises:
         LocalProtocolError: a key of more than 255 bytes.

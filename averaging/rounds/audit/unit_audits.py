@@ -1,4 +1,4 @@
-"""The audits of one unit at one peer: looking at sums, proving, fetching others' work, and showing all of it to others who look."""
+"""The audits of one unit at one peer: checks sums, keeps proofs, fetches what audits of work compare, and answers others' requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Gets what an audit of somebody's work needs: its local steps, as it says, and some chunks of its contribution.
+"""Fetches what an audit of a peer's work compares: the local steps that the peer says it took, and some chunks of its contribution.
 
-The contributor and the reducers show chunks for a short time after the commit, so it is fetched as soon as that is here.
+The contributor and the reducers show chunks only for a short time after the commit, so both are fetched as soon as the commit is here.
+The chunks come by the requests of sum audits.
 
 Rules: R27 (protocol/rounds/RULES.md).
 """
@@ -37,7 +38,7 @@ class ShownWork:
     """The shown part of a contribution.
 
     Attributes:
-        steps: those that its contributor says it took.
+        steps: the local steps that its contributor says it took.
         chunks: the values of each chunk by its number, in order, float32 of that chunk's length.
     """
 
@@ -54,11 +55,12 @@ class WorkFetch:
     shown: ShownOffers
 
     async def fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork | None:
-        """The steps of a contributor, and these chunks of its contribution, of those that anybody shows. None where it tells no steps,
-        or no chunk is shown. It ends within seconds.
+        """The steps of a contributor, and those of these chunks of its contribution that a peer still shows. None where it tells no
+        steps, or no chunk is shown. Ends within seconds.
 
         Args:
-            entry: of that record. Each chunk lies in a slice that sums it.
+            entry: the contributor, in that record.
+            chunks: numbers of chunks, each in a slice that sums the contribution.
         """
         steps = await steps_told(self.tools.network, record, entry)
         if steps is None:
@@ -72,7 +74,7 @@ class WorkFetch:
     async def _take(self, record: CommitRecord, entry: Contributor, chunk: int, found: dict[int, torch.Tensor]) -> None:
         tools, here = self.chain.tools, self.shown.on(record.parent)
         pick = Pick(slice_of(record, chunk), chunk)
-        collected = only_of(entry, collecting_of(record, pick, tools.grid, tools.codec))
+        collected = from_contributor(entry, collecting_of(record, pick, tools.grid, tools.codec))
         if here is not None:
             collected.take(await self.tools.offload.run(partial(here.shown, chunk, frozenset(collected.missing))))
         await collected.ask_all(self.tools.network)
@@ -91,8 +93,8 @@ def slice_of(record: CommitRecord, chunk: int) -> SliceRecord:
     return next(part for part in record.slices if part.first_chunk <= chunk < part.stop_chunk)
 
 
-def only_of(entry: Contributor, collecting: Collecting) -> Collecting:
-    """The same with the contribution of this contributor alone."""
+def from_contributor(entry: Contributor, collecting: Collecting) -> Collecting:
+    """The same request for the chunk of this contributor alone."""
     inputs = tuple(each for each in collecting.what.inputs if each.root == entry.root)
     return replace(collecting, what=replace(collecting.what, inputs=inputs))
 

@@ -22,7 +22,6 @@ from protocol.rounds.messages.wire import encode_body
 SHOWN_FOR_S: Final = 10.0
 """How long contributions stay in memory after their commit, unless the next round begins earlier: twice as long as an audit takes."""
 
-
 MOST_STEPS_KNOWN: Final = 4
 """Own contributions whose steps are remembered: the newest, and those of a few rounds before."""
 
@@ -37,7 +36,7 @@ class ShownOffers:
         self._steps: dict[Root, StepsTaken] = {}
 
     def took(self, steps: StepsTaken) -> None:
-        """These local steps made our contribution."""
+        """Note the local steps that made our contribution."""
         self._steps[steps.root] = steps
         while len(self._steps) > MOST_STEPS_KNOWN:
             del self._steps[next(iter(self._steps))]

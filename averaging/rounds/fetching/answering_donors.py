@@ -1,7 +1,7 @@
 """Finds out which donors are there, before any of them is relied on.
 
 A list of peers is always older than the peers: one may have left, or its machine may sleep. Donors are asked for commits one after
-another, and each silent one would cost its whole patience. So all are asked a short question at once, and the silent ones come last.
+another, and each silent one would cost a whole timeout. So all are asked a short question at once, and the silent ones come last.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Donors:
 
 
 async def answering(network: Network, unit: UnitName, donors: Sequence[PeerId]) -> Donors:
-    """Ask all these donors at once for the milestones of a unit, the shortest question that there is. Any answer will do, also that
-    a donor does not serve us or does not know the question. Takes ANSWER_WITHIN_S at most.
+    """Ask all these donors at once for the milestones of a unit, the shortest question that there is. Any answer counts, a refusal and
+    an unknown request, too. Takes ANSWER_WITHIN_S at most.
     """
     silent: set[PeerId] = set()
 

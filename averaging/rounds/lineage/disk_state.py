@@ -1,6 +1,6 @@
-"""The newest state of a unit that can be made from its files, for readers beside the daemon. Changes nothing on disk.
+"""The newest state of a unit that its files give, for commands that may run at the same time as the daemon. Changes nothing on disk.
 
-A generation is written every few commits. The results of the commits after it lie on disk, too, so the state after them is made here.
+A generation is written every few commits. The results of the commits after it are on disk, too, so they are applied to it here.
 
 Rules: R19, R21, R24 (protocol/rounds/RULES.md).
 """
@@ -23,7 +23,7 @@ from protocol.rounds.lineage.chain_link import ChainLink, link_of
 from protocol.rounds.messages.wire import decode_certificate
 
 _TRIES: Final = 3
-"""A running daemon replaces a generation and deletes the results before it: the new one is read then."""
+"""Times to read the files. A running daemon may replace a generation meanwhile and delete the results before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,12 @@ class DiskState:
 
 @dataclass(frozen=True, slots=True)
 class _Logged:
-    """The present lineage as the log has it, oldest first, without its first link; and the roots that it attests."""
+    """The followed lineage by the log.
+
+    Attributes:
+        links: its commits, oldest first.
+        attested: the state root that a later commit names for a commit.
+    """
 
     links: tuple[ChainLink, ...]
     attested: Mapping[CommitId, Root]
@@ -103,7 +108,7 @@ def _logged(rounds: LoggedRounds) -> _Logged:
 async def _newest(
     tools: UnitContext, refs: Sequence[GenerationRef], logged: _Logged, genesis: Callable[[], UnitState]
 ) -> DiskState | str:
-    """The state to which the newest good generation leads, or the genesis without one; a sentence if there is none."""
+    """The state after the newest good generation, or after the genesis where there is none; a sentence if neither gives one."""
     problem = "none"
     for ref in reversed(refs):
         found = await _from_generation(tools, ref, logged)
@@ -113,7 +118,7 @@ async def _newest(
     if logged.links and logged.links[0].index == 1 and await Updates(tools).read(logged.links[0]) is not None:
         state = await tools.offload.run(genesis)
         if state.head == logged.links[0].parent:
-            return await _led_on(tools, logged, state, logged.links)
+            return await _with_results(tools, logged, state, logged.links)
     return problem
 
 
@@ -127,13 +132,13 @@ async def _from_generation(tools: UnitContext, ref: GenerationRef, logged: _Logg
         return f"{ref.name} of {tools.unit} is of another lineage"
     if logged.attested.get(state.head, root) != root:
         return f"{ref.name} of {tools.unit} has another root than the run attests"
-    return await _led_on(tools, logged, state, following)
+    return await _with_results(tools, logged, state, following)
 
 
-async def _led_on(
+async def _with_results(
     tools: UnitContext, logged: _Logged, state: UnitState, following: Sequence[ChainLink]
 ) -> DiskState | str:
-    """The state after as many commits as have their results on disk, in the memory of `state`."""
+    """The state after the commits that follow `state`, up to the first one without good results on disk. Reuses its memory."""
     updates = Updates(tools)
     for link in following:
         try:

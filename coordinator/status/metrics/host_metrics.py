@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from averaging.metrics.metric_table import one
 from averaging.network.seams.interfaces import BulkKind
-from coordinator.status.metrics.moment import CoordinatorMetric, one
+from coordinator.status.metrics.moment import CoordinatorMetric
 
 KIND_LABELS: Final = ("way", "channel", "unit", "codec")
 

@@ -1,11 +1,12 @@
-"""One snapshot of the run and of the host, from which metrics are read, and the form of a metric."""
+"""One snapshot of the run and of the host, from which metrics are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, TypeAlias
 
+from averaging.metrics.metric_table import MetricRow
 from averaging.network.seams.interfaces import BulkCount, ControlCount
 from averaging.storage.disk_room import DiskRoom
 from coordinator.energy.run_energy import NO_ENERGY, EnergySums
@@ -21,8 +22,9 @@ class Counts:
     """Counters of the process since its start.
 
     Attributes:
-        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed. control_bytes_up, ..: payload bytes that
-            the coordinator's own network carried.
+        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed.
+        control_bytes_up, control_bytes_down, bulk_bytes_up, bulk_bytes_down: payload bytes of the coordinator's own network.
+        bulk, control: the same by kind and by channel.
     """
 
     calls: tuple[tuple[str, str, int], ...] = ()
@@ -39,9 +41,19 @@ NO_REACH: Final = Reach()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One snapshot: the picture, the counters, the time (monotonic, s), the free space on the host's disk, None if unknown, the past,
-    and whether peers can meet. `trouble`: a problem of the host's machine, empty for none. `scores`: curves of the tasks. `push`: of
-    checkpoints, None where there is none. `energy` is of all peers. `leaders`: rows of an open run's leaderboard.
+    """One snapshot.
+
+    Attributes:
+        picture: the run.
+        now_s: monotonic seconds.
+        disk: free space of the host's disk; None if unknown.
+        trouble: a problem of the host's machine; empty for none.
+        past: older rounds, and peers as earlier processes of the host heard them.
+        reach: whether peers can meet.
+        scores: curves of the tasks.
+        push: of checkpoints; None where there is none.
+        energy: of all peers.
+        leaders: rows of an open run's leaderboard.
     """
 
     picture: RunPicture
@@ -57,20 +69,4 @@ class Moment:
     leaders: Sequence[Mapping[str, object]] = ()
 
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorMetric:
-    """One row of the table: a metric's name, its meaning, and how to read it from a moment."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    read: Callable[[Moment], Samples]
-    labels: tuple[str, ...] = ()
-
-
-def one(value: float | None) -> Samples:
-    """The only sample of a metric without labels; none where the value is not known."""
-    return () if value is None else (((), float(value)),)
+CoordinatorMetric: TypeAlias = MetricRow[Moment]

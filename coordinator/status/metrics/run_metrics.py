@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from averaging.metrics.metric_table import Samples, one
 from coordinator.presence.presence import live_peers, mean_train_loss
 from coordinator.progress.heldout_core import expert_kind
 from coordinator.progress.run_core import Phase
@@ -14,7 +15,7 @@ from coordinator.progress.stage_commits import partial_lanes
 from coordinator.progress.stage_view import StageSummary
 from coordinator.progress.unit_holders import UnitHolders
 from coordinator.scores.score_core import TaskPoint
-from coordinator.status.metrics.moment import CoordinatorMetric, Moment, Samples, one
+from coordinator.status.metrics.moment import CoordinatorMetric, Moment
 from coordinator.status.metrics.peer_series import PeerSeries, peer_series
 from protocol.grids import GRAMS_PER_KG, JOULES_PER_KWH
 

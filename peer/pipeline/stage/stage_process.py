@@ -22,8 +22,8 @@ from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Mesh, World
 from peer.training.plan.plan_core import plan_words
-from peer.training.supervision.cards_told import CardsTold, Without
 from peer.training.supervision.regrouping import Regrouping
+from peer.training.supervision.replica_cards import ReplicaCards, Without
 from peer.training.training_process import (
     SLOW_RESTART_S,
     Ended,
@@ -98,7 +98,7 @@ class StageProcess:
 
         self._made_s = trio.current_time()
         self._plan, self._without = plan, without
-        self._cards = CardsTold(devices or (plan.device,) * plan.mesh.num_ranks)
+        self._cards = ReplicaCards(devices or (plan.device,) * plan.mesh.num_ranks)
         self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
         self._sending, self._regrouping, self._begun = trio.Lock(), Regrouping(), trio.Event()
         self._pending: dict[int, _Pending] = {}

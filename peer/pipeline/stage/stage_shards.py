@@ -1,8 +1,10 @@
-"""One stage that is too large for one card: several cards hold some rows of each of its parameters, and of their moments.
+"""One stage that is too large for one card: each of several cards holds some rows of every parameter and of its moments.
 
-They take each pass and each step together, as the ranks of a replica do (peer/training/ranks/ranked_replica.py). Every card reads its
-rows of the run's parameters in the memory shared with the daemon, and writes them there. Only a snapshot, which is one message, comes
-together: in the first process, in the machine's memory.
+They take each pass and each step together, as the ranks of a replica do (peer/training/ranks/ranked_replica.py). Every card reads and
+writes its own rows in the memory shared with the daemon. Only for a snapshot, which is one message, the first process gathers all rows
+in the machine's memory.
+
+Shapes: N values of the whole stage.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class StageShards(StageRanks):
         return True
 
     def same_moments(self, saved_tokens: int) -> bool:
-        """As `moments.SameOnAll`: rows of one time fit each other only."""
+        """As `moments.SameOnAll`: rows fit each other only if they were saved at the same time."""
         return self.group.is_same(saved_tokens)
 
     def load(self, trainer: StageTrainer, theta_N: torch.Tensor) -> None:
@@ -83,7 +85,7 @@ class StageShards(StageRanks):
         """Nothing: no parameter is on two cards."""
 
     def snapshot(self, trainer: StageTrainer) -> StageSnapshot:
-        """As `StageRanks.snapshot`: that of a stage on one card, bit for bit, on the first rank. The others give their rows."""
+        """As `StageRanks.snapshot`: on the first rank, bit for bit the snapshot of a stage on one card. The others give their rows."""
         from peer.training.ranks.whole_tensors import on_first  # imports torch.distributed
 
         replica, boxes = trainer.replica, _boxes(trainer)
@@ -121,7 +123,7 @@ class StageShards(StageRanks):
         """This rank's rows of the parameters and of the moments.
 
         Args:
-            counts: of each moment, a number that is the same for all rows; None where each value has its own.
+            counts: for each moment, its value if it is one number for all rows, such as a count of steps; else None.
         """
         from peer.training.ranks.whole_tensors import from_first  # imports torch.distributed
 
@@ -155,7 +157,7 @@ def _places(replica: Replica) -> list[int]:
 
 
 def _counts_in(snapshot: StageSnapshot, trainer: StageTrainer) -> list[float | None]:
-    """The moments that are one number each; None for the others.
+    """For each moment, its value if it is one number for all rows; else None.
 
     Raises:
         LocalProtocolError: a snapshot of another stage or optimizer.

@@ -23,14 +23,14 @@ from protocol.pipeline.stage_machine import LaneConfig, Point
 
 @dataclass(frozen=True, slots=True)
 class TextPlace:
-    """A micro-batch of a lane; from `num_micro_batches` on, one of held-out text."""
+    """A micro-batch of a lane at a point. A `number` from `num_micro_batches` on is one of held-out text."""
 
     lane: int
     at: Point
     number: int
 
     def next(self, lanes: LaneConfig) -> TextPlace:
-        """The one that the lane needs after it, if it does not go back."""
+        """The micro-batch that the lane needs after it, unless it goes back to a snapshot."""
         is_measured = self.at.step == 0
         if self.number + 1 < lanes.num_micro_batches + lanes.heldout_passes * is_measured:
             return TextPlace(self.lane, self.at, self.number + 1)
@@ -39,7 +39,7 @@ class TextPlace:
 
 
 class StageTexts:
-    """Reads the text that the first and the last stage need. Any peer can compute which it is from the run's seed, lane and step.
+    """Reads the text that the first and the last stage need. The run's seed, lane and step tell which, so any peer can compute it.
 
     Args:
         is_ahead: whether a thread reads the next micro-batch; by default for cards only.

@@ -17,7 +17,7 @@ from peer.training.islands.island_group import IslandGroup, side_by_side
 from peer.training.islands.sums_core import divided, together, weights_of
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
-from peer.training.supervision.cards_told import Without
+from peer.training.supervision.replica_cards import Without
 from peer.training.trainer import OWNER_HOLDS
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_channel import Scored, ScoreOrder

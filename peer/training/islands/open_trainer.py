@@ -12,7 +12,7 @@ import torch
 from peer.training.islands.island_trainer import open_island_trainer
 from peer.training.peer_trainer import PeerTrainer
 from peer.training.plan.layout import Layout
-from peer.training.supervision.cards_told import Without
+from peer.training.supervision.replica_cards import Without
 from peer.training.trainer import open_worker_trainer
 from peer.training.training_plan import TrainingPlan
 from peer.training.worker_process import EarlyWorker

@@ -1,4 +1,4 @@
-"""Whole tensors on the first rank of a replica, made of what the ranks hold, and the way back. They lie in the machine's memory."""
+"""Gathers the parts of a tensor from all ranks on the first, and gives them out again. Whole tensors lie in the machine's memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from peer.training.plan.boxes import Box
 
 
 def on_first(own: torch.Tensor, boxes: Sequence[Box], shape: Sequence[int]) -> torch.Tensor | None:
-    """The whole tensor on the first rank; None on the others. All ranks come here together.
+    """The whole tensor on the first rank; None on the others. All ranks call it together.
 
     Args:
         own: this rank's part.
-        boxes: the parts by rank; some may be empty, or be there several times with the same values.
+        boxes: the part of each rank. Some may be empty, and several ranks may have the same part.
         shape: of the whole tensor.
     """
     part = own.detach().to("cpu").contiguous()
@@ -34,7 +34,7 @@ def on_first(own: torch.Tensor, boxes: Sequence[Box], shape: Sequence[int]) -> t
 
 
 def from_first(whole: torch.Tensor | None, boxes: Sequence[Box], dtype: torch.dtype) -> torch.Tensor:
-    """This rank's part of a tensor that the first rank has whole, in the machine's memory. All ranks come here together.
+    """This rank's part of a tensor that the first rank has whole, in the machine's memory. All ranks call it together.
 
     Args:
         whole: None on the other ranks.

@@ -1,1 +1,1 @@
-"""The lives of the processes of one replica: where they meet, what they do together, and whose end ended them."""
+"""The processes of one replica: where they meet, what they do together, how long one may be silent, and which one's end ended all."""

@@ -1,4 +1,4 @@
-"""The cards to go on with from the next commit on, when one that was left out can be had again."""
+"""A change of cards at the next commit: the processes of a replica end, and new ones begin on cards that include a returned one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from peer.training.plan.layout import World
 
 
 class Regrouping:
-    """One life of a replica's processes after another, of which each may end for the sake of other cards."""
+    """Holds the cards that the next processes of a replica should have, and ends the present processes for them."""
 
     def __init__(self) -> None:
         self._wanted: World | None = None
@@ -35,7 +35,7 @@ class Regrouping:
         return self._wanted is not None
 
     def taken(self) -> World | None:
-        """The cards for whose sake the last life ended; None if it ended otherwise."""
+        """The cards for which the last life was ended; None if it ended for another reason."""
         if not self._life.cancelled_caught:
             return None
         world, self._wanted = self._wanted, None

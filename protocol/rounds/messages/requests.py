@@ -258,7 +258,7 @@ class FetchSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepsTaken:
-    """The local steps of a contribution, as its contributor says: so many from `first_step` on, each the next place in its data."""
+    """The local steps of a contribution, as its contributor says: `num_steps` of them, from `first_step` of its data on."""
 
     root: Root
     first_step: int

@@ -13,7 +13,7 @@ import pytest
 from averaging.network.libp2p.libp2p_network import Libp2pNetwork
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
 from averaging.open_runs.card_directory import RUNS_KEY, CardRule, publish_card
-from averaging.open_runs.card_network import cards_there, directory_node, visited_directory
+from averaging.open_runs.card_network import cards_in_directory, directory_node, visited_directory
 from protocol.errors import UnreachableError
 from protocol.host.run_card import seal_card
 from protocol.identity.identity_file import open_identity
@@ -45,10 +45,10 @@ async def test_a_card_published_at_one_node_is_read_at_another_and_false_cards_a
             assert not await publish_card(host, b"junk", OTHER.peer_id, now_unix_s)
             assert not await publish_card(host, forged, HOST.peer_id, now_unix_s + 1)
             assert not await host.publish("another key", HOST.peer_id, good, expires_unix_s=now_unix_s + 60)
-        assert await cards_there(two.addresses(), time.time) == ([good], 0)
+        assert await cards_in_directory(two.addresses(), time.time) == ([good], 0)
         assert [entry.subkey for entry in await one.lookup(RUNS_KEY)] == [HOST.peer_id]
 
 
 async def test_a_directory_that_is_away_is_no_empty_one() -> None:
     with pytest.raises(UnreachableError, match="no node of a directory answers"):
-        await cards_there((f"/ip4/127.0.0.1/tcp/9/p2p/{HOST.peer_id}",), time.time)
+        await cards_in_directory((f"/ip4/127.0.0.1/tcp/9/p2p/{HOST.peer_id}",), time.time)

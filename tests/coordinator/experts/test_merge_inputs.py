@@ -28,10 +28,11 @@ from potluck import app
 from protocol.errors import ConfigError, StorageError
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId
-from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
+from protocol.run.manifest import default_run_toml, parse_run_config, sign_manifest
 from protocol.tensors.expert_schema import MixtureConfig, held_units
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.data.packing.test_expert_shards import ROUTING, TEXTS
+from tests.protocol.run.made_manifest import manifest_of
 
 DECODER = LlamaConfig(dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
@@ -64,16 +65,7 @@ def _host(state_dir: Path, seed: int = 1, text: str = "") -> tuple[str, DatasetM
     """The folder of a run's host, as far as a merge looks; the run's id and its data. `text` is its run.toml, where that matters."""
     dataset = pack(TEXTS, ByteTokenizer(), state_dir / "data", Packing(4096, "text", "none", routing=ROUTING))
     config = parse_run_config(text or default_run_toml().replace("seed = 1", f"seed = {seed}"))
-    manifest = RunManifest(
-        config=config,
-        dataset_id=dataset.dataset_id,
-        dataset_tokens=1000,
-        heldout_tokens=1000,
-        zlib_bits_per_byte=2.0,
-        pairs_nats_per_byte=2.0,
-        host_public_key=HOST.public_key.hex(),
-        ca_certificate_sha256="0" * 64,
-    )
+    manifest = manifest_of(config, dataset_id=dataset.dataset_id, host_public_key=HOST.public_key.hex())
     (state_dir / MANIFEST_FILE).write_bytes(sign_manifest(manifest, HOST))
     return manifest.run_id.hex(), dataset
 

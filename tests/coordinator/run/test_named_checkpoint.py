@@ -17,11 +17,11 @@ from protocol.errors import ConfigError, StorageError
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.coordinator.checkpoints.loaded import load_checkpoint
 from tests.coordinator.checkpoints.test_checkpoints import content
-from tests.peer.holdings.test_own_model import manifest_of, state_at
+from tests.peer.holdings.test_own_model import state_at, tiny_run
 
 
 def model_at(index: int, tokenizer: ModelTokenizer | None = None) -> RunModel:
-    manifest = manifest_of()
+    manifest = tiny_run()
     (schema,) = manifest.unit_schemas().values()
     grid = ChunkGrid(schema.num_elements, manifest.config.chunk_elements)
     state = state_at(schema, index)

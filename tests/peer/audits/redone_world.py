@@ -10,10 +10,6 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs import codec_by_name
-from averaging.data.packing.packing import Packing, pack
-from averaging.data.sources.corpus import Document
-from averaging.data.sources.texts import read_files
-from averaging.data.tokenizer import ByteTokenizer
 from averaging.models.llama.config import LlamaConfig
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding, Products, compared
@@ -21,6 +17,7 @@ from peer.training.local_training import LocalTrainer, TrainerState, state_of
 from peer.training.training_plan import TrainingPlan
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
+from tests.peer.training_world import training_plan
 from tests.simulation.signing import HashSigner
 
 CONTEXT, WINDOWS, STEPS, ROUNDS, NUM_PEERS = 64, 1, 16, 12, 4
@@ -32,26 +29,7 @@ SIGNERS = sorted((HashSigner(b"auditor %d" % number) for number in range(NUM_PEE
 def _plan(folder: Path) -> TrainingPlan:
     """Training on a text of people: its windows differ, as those of a made one would not."""
     text = (Path(__file__).parents[3] / "LICENSE").read_text()
-    documents = []
-    for name in ("train", "heldout"):
-        path = folder / f"{name}.txt"
-        path.write_text(text)
-        documents.append(Document(name, path, name == "heldout"))
-    manifest = pack(
-        read_files(documents, is_utf8=False), ByteTokenizer(), folder / "data", Packing(4096, "text", "none")
-    )
-    return TrainingPlan(
-        model=MODEL,
-        inner=INNER,
-        seed=1,
-        peer="peer",
-        total_tokens=10_000_000,
-        train_shards=tuple(folder / "data" / entry.sha256 for entry in manifest.part("train")),
-        heldout_shards=tuple(folder / "data" / entry.sha256 for entry in manifest.part("heldout")),
-        device="cpu",
-        num_threads=1,
-        micro_batch=WINDOWS,
-    )
+    return training_plan(folder, text, model=MODEL, inner=INNER, micro_batch=WINDOWS)
 
 
 def sent(delta_N: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ def _order(
 
 def test_turns_from_a_kept_beginning_make_the_asked_values_of_the_redone_delta(world: World, turns: AuditTurns) -> None:
     assert turns.keep_next().problem == ""
-    turns.begins()
+    turns.note_beginning()
     taken = [turns.redo(_order(world, turn_steps=6)) for _ in range(3)]
     assert [each.num_left for each in taken] == [STEPS - 6, STEPS - 12, 0]
     delta_N = world.redone(AUDITOR, CONTRIBUTOR)
@@ -54,11 +54,11 @@ def test_turns_from_a_kept_beginning_make_the_asked_values_of_the_redone_delta(w
 def test_nothing_is_kept_unless_it_was_ordered_and_where_own_steps_are_carried_over(
     world: World, turns: AuditTurns
 ) -> None:
-    turns.begins()
+    turns.note_beginning()
     assert turns.redo(_order(world)).problem == NOT_KEPT
     turns.keep_next()
     world.trainers[AUDITOR].step()
-    turns.begins()
+    turns.note_beginning()
     assert turns.redo(_order(world)).problem == NOT_KEPT
 
 
@@ -67,7 +67,7 @@ def test_only_the_newest_beginnings_are_kept_and_all_are_forgotten_on_order(worl
     for number in range(MOST_KEPT + 1):
         put_state(trainer, TrainerState(begun.values, begun.moments, begun.counters, begun.plan, number))
         turns.keep_next()
-        turns.begins()
+        turns.note_beginning()
     order = _order(world)
     kept = [not turns.redo(order.model_copy(update={"schedule_tokens": each})).problem for each in range(MOST_KEPT + 1)]
     assert kept == [False] + [True] * MOST_KEPT
@@ -81,7 +81,7 @@ def test_a_trainer_without_moments_of_its_own_keeps_nothing(world: World, turns:
         world.trainers[AUDITOR], TrainerState(begun.values, [], begun.counters, begun.plan, begun.schedule_tokens)
     )
     turns.keep_next()
-    turns.begins()
+    turns.note_beginning()
     assert turns.redo(_order(world)).problem == NOT_KEPT
 
 
@@ -89,7 +89,7 @@ def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
     world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns.keep_next()
-    turns.begins()
+    turns.note_beginning()
 
     def none(*_: object) -> TrainerState:
         raise MemoryError
@@ -98,6 +98,6 @@ def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
     assert turns.redo(_order(world)).problem == NO_MEMORY
     monkeypatch.setattr(audit_turns, "state_of", none)
     turns.keep_next()
-    turns.begins()
+    turns.note_beginning()
     world.trainers[AUDITOR].step()
     assert sent(world.trainers[AUDITOR].theta()).isfinite().all()

@@ -17,22 +17,16 @@ from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, Sto
 from protocol.identity.identity import Identity
 from protocol.identity.invite import Invite, hash_secret
 from protocol.ids import RunId
-from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
+from protocol.run.manifest import default_run_toml, parse_run_config, sign_manifest
 from tests.coordinator.host_world import SECRET
 from tests.peer.checks.test_host_readings import config, files_of, invite, join_before
 from tests.peer.membership.test_coordinator_client import free_address, serving
 from tests.peer.membership.test_joining import DATASET, INVITE
+from tests.protocol.run.made_manifest import manifest_of
 
 HOST = Identity(b"h" * 32)
-MANIFEST = RunManifest(
-    config=parse_run_config(default_run_toml()),
-    dataset_id=DATASET.dataset_id,
-    dataset_tokens=1000,
-    heldout_tokens=100,
-    zlib_bits_per_byte=2.0,
-    pairs_nats_per_byte=2.4,
-    host_public_key=HOST.public_key.hex(),
-    ca_certificate_sha256="cd" * 32,
+MANIFEST = manifest_of(
+    parse_run_config(default_run_toml()), dataset_id=DATASET.dataset_id, host_public_key=HOST.public_key.hex()
 )
 TO_IT: Invite = replace(INVITE, run_id=MANIFEST.run_id)
 

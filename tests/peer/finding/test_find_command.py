@@ -60,11 +60,11 @@ def test_something_else_than_an_address_is_refused_before_anything_is_asked() ->
 def test_cards_of_a_directory_are_shown_like_those_of_a_list_and_those_left_out_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def cards_there(addresses: Sequence[str], _unix_s: object) -> tuple[list[bytes], int]:
+    async def cards_in_directory(addresses: Sequence[str], _unix_s: object) -> tuple[list[bytes], int]:
         assert addresses == (NODE, NODE)
         return [seal_card(HOST, RUN, CARD, time.time()), b"junk"], 2
 
-    monkeypatch.setattr(card_network, "cards_there", cards_there)
+    monkeypatch.setattr(card_network, "cards_in_directory", cards_in_directory)
     result = CliRunner().invoke(_cli(), ["find", f"{NODE},{NODE}"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()

@@ -27,18 +27,14 @@ from protocol.tensors.tensor_schema import ChunkGrid, TensorSchema
 from tests.coordinator.chain_world import HOST, Chain
 from tests.coordinator.host_world import RUN_TOML
 from tests.peer.membership.test_joining import DATASET
+from tests.protocol.run.made_manifest import manifest_of
 
 
-def manifest_of(toml: str = RUN_TOML) -> RunManifest:
-    return RunManifest(
-        config=parse_run_config(toml),
+def tiny_run(toml: str = RUN_TOML) -> RunManifest:
+    return manifest_of(
+        parse_run_config(toml),
         dataset_id=DATASET.model_copy(update={"tokenizer": None}).dataset_id,
-        dataset_tokens=1000,
-        heldout_tokens=100,
-        zlib_bits_per_byte=2.0,
-        pairs_nats_per_byte=2.4,
         host_public_key=HOST.public_key.hex(),
-        ca_certificate_sha256="cd" * 32,
     )
 
 
@@ -73,7 +69,7 @@ def _hashes(folder: Path) -> dict[Path, str]:
 
 
 def test_the_newest_good_state_is_the_model_and_the_folder_stays_as_it_was(tmp_path: Path) -> None:
-    manifest = manifest_of()
+    manifest = tiny_run()
     (schema,) = manifest.unit_schemas().values()
     folder = keep_run(tmp_path, manifest)
     write_state(folder, manifest, schema, state_at(schema, 4))
@@ -92,7 +88,7 @@ def test_the_newest_good_state_is_the_model_and_the_folder_stays_as_it_was(tmp_p
 
 
 def test_a_state_of_another_root_than_a_later_round_attests_is_passed_over(tmp_path: Path) -> None:
-    manifest = manifest_of()
+    manifest = tiny_run()
     (schema,) = manifest.unit_schemas().values()
     folder, chain, offload = keep_run(tmp_path, manifest), Chain(), ThreadOffload()
     first = chain.commit()
@@ -112,7 +108,7 @@ def test_a_folder_without_a_state_or_with_a_part_of_the_model_says_how_to_get_it
     with pytest.raises(ConfigError, match="no run was joined in"):
         read_model(tmp_path)
     toml = RUN_TOML.replace("[model]", 'shards = "expert"\n[model]') + "[experts]\nnum_experts = 2\nffn_dim = 8\n"
-    manifest = manifest_of(toml)
+    manifest = tiny_run(toml)
     folder = keep_run(tmp_path, manifest)
     with pytest.raises(StorageError, match=r"no state of the run is in .* yet.*potluck checkpoint fetch"):
         read_model(folder)
@@ -123,7 +119,7 @@ def test_a_folder_without_a_state_or_with_a_part_of_the_model_says_how_to_get_it
 
 
 def test_a_model_that_is_older_than_the_newest_round_here_says_so(tmp_path: Path) -> None:
-    manifest = manifest_of()
+    manifest = tiny_run()
     (schema,) = manifest.unit_schemas().values()
     folder, chain = keep_run(tmp_path, manifest), Chain()
     write_state(folder, manifest, schema, state_at(schema, 1, chain.commit()))

@@ -12,7 +12,7 @@ from peer.membership.saved_membership import remember_last_run
 from peer.settings.config import PeerConfig
 from protocol.identity.identity_file import open_identity
 from tests.coordinator.host_world import RUN_TOML
-from tests.peer.holdings.test_own_model import keep_run, manifest_of
+from tests.peer.holdings.test_own_model import keep_run, tiny_run
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +23,8 @@ def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_run_is_listed_with_its_size_and_the_last_one_is_marked(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    other = keep_run(state, manifest_of(RUN_TOML.replace('"tiny"', '"other"')))
-    last = keep_run(state, manifest_of())
+    other = keep_run(state, tiny_run(RUN_TOML.replace('"tiny"', '"other"')))
+    last = keep_run(state, tiny_run())
     remember_last_run(last)
     with open_identity(state / "identity"):
         pass

@@ -15,14 +15,14 @@ from peer.status.status import PeerStatus, last_status, write_final_status
 from protocol.errors import ConfigError, MachineError, RefusedError
 from protocol.identity.identity_file import open_identity
 from tests.coordinator.host_world import RUN_TOML
-from tests.peer.holdings.test_own_model import keep_run, manifest_of
+from tests.peer.holdings.test_own_model import keep_run, tiny_run
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
     """The last run, and another one."""
-    other = keep_run(tmp_path, manifest_of(RUN_TOML.replace('"tiny"', '"other"')))
-    last = keep_run(tmp_path, manifest_of())
+    other = keep_run(tmp_path, tiny_run(RUN_TOML.replace('"tiny"', '"other"')))
+    last = keep_run(tmp_path, tiny_run())
     remember_last_run(last)
     with open_identity(tmp_path / "identity"):
         pass

@@ -43,6 +43,7 @@ from protocol.rounds.messages.wire import encode_body
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
+from tests.protocol.run.made_manifest import manifest_of
 from tests.virtual import VirtualClock
 
 CONFIG = LlamaConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
@@ -329,13 +330,9 @@ DAY_S = 86400.0
 
 
 def _manifest() -> RunManifest:
-    return RunManifest(
-        config=parse_run_config(default_run_toml()),
+    return manifest_of(
+        parse_run_config(default_run_toml()),
         dataset_id=DATASET.dataset_id,
-        dataset_tokens=1000,
-        heldout_tokens=100,
-        zlib_bits_per_byte=2.0,
-        pairs_nats_per_byte=2.5,
         host_public_key=HOST_KEY.public_key.hex(),
         ca_certificate_sha256=sha256(AUTHORITY.certificate_der).hexdigest(),
     )

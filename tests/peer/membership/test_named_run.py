@@ -12,11 +12,11 @@ from peer.membership.saved_membership import FILE_NAME, last_run_folder, remembe
 from protocol.errors import ConfigError
 from protocol.ids import RunId
 from tests.coordinator.host_world import RUN_TOML
-from tests.peer.holdings.test_own_model import keep_run, manifest_of
+from tests.peer.holdings.test_own_model import keep_run, tiny_run
 
 
 def _two_runs(state_dir: Path) -> tuple[Path, Path]:
-    return keep_run(state_dir, manifest_of()), keep_run(state_dir, manifest_of(RUN_TOML.replace('"tiny"', '"large"')))
+    return keep_run(state_dir, tiny_run()), keep_run(state_dir, tiny_run(RUN_TOML.replace('"tiny"', '"large"')))
 
 
 def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(tmp_path: Pat
 
 def test_of_two_runs_of_one_name_the_id_is_asked_for(tmp_path: Path) -> None:
     _two_runs(tmp_path)
-    keep_run(tmp_path, manifest_of(RUN_TOML.replace("total_tokens = 1000", "total_tokens = 2000")))
+    keep_run(tmp_path, tiny_run(RUN_TOML.replace("total_tokens = 1000", "total_tokens = 2000")))
     with pytest.raises(ConfigError, match=r"2 runs are called tiny; .*name it by its id"):
         find_run(tmp_path, "tiny")
 

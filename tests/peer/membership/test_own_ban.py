@@ -16,16 +16,16 @@ from protocol.identity.identity_file import open_identity
 from protocol.identity.revocation import Revocation, join_entries, seal_revocation
 from protocol.ids import PeerId
 from tests.coordinator.chain_world import HOST
-from tests.peer.holdings.test_own_model import keep_run, manifest_of
+from tests.peer.holdings.test_own_model import keep_run, tiny_run
 
 
 def _ban(folder: Path, peer: PeerId) -> None:
-    entry = seal_revocation(HOST, manifest_of().run_id, Revocation(peer, "sends noise", 1_700_000_000, 1))
+    entry = seal_revocation(HOST, tiny_run().run_id, Revocation(peer, "sends noise", 1_700_000_000, 1))
     (folder / FILE_NAME).write_bytes(join_entries([entry]))
 
 
 def test_own_ban_is_read_from_the_signed_entries_and_told_by_the_status_and_a_fetch(tmp_path: Path) -> None:
-    folder = keep_run(tmp_path, manifest_of())
+    folder = keep_run(tmp_path, tiny_run())
     remember_last_run(folder)
     with open_identity(tmp_path / "identity") as held:
         me = held.identity.peer_id

@@ -33,9 +33,10 @@ from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body
 from protocol.rounds.schedule.stagger import UNSTAGGERED
-from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config
+from protocol.run.manifest import default_run_toml, parse_run_config
 from protocol.tensors.tensor_schema import ChunkGrid
 from tests.averaging.rounds.round_world import GRID, MadeCommit, Party, open_world
+from tests.protocol.run.made_manifest import manifest_of
 from tests.protocol.run.test_experts_section import expert_toml
 from tests.virtual import InlineOffload
 
@@ -66,16 +67,7 @@ def test_an_experts_rounds_take_its_share_of_the_trunks_tokens_from_the_first_on
 
 
 ME = PeerId("me")
-MANIFEST = RunManifest(
-    config=parse_run_config(expert_toml()),
-    dataset_id="ab" * 32,
-    dataset_tokens=1000,
-    heldout_tokens=100,
-    zlib_bits_per_byte=2.0,
-    pairs_nats_per_byte=2.4,
-    host_public_key="ef" * 32,
-    ca_certificate_sha256="cd" * 32,
-)
+MANIFEST = manifest_of(parse_run_config(expert_toml()))
 
 
 def _start() -> bytes:

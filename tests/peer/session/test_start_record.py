@@ -32,7 +32,8 @@ from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
-from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
+from protocol.run.manifest import default_run_toml, parse_run_config, sign_manifest
+from tests.protocol.run.made_manifest import manifest_of
 from tests.virtual import InlineOffload, VirtualClock
 
 UNIX_S = 1_700_000_000.0
@@ -45,13 +46,9 @@ DATASET = DatasetManifest(
     licence="none",
     shards=[ShardEntry(sha256=sha256(b"ab").hexdigest(), num_tokens=1, split=split) for split in ("train", "heldout")],
 )
-MANIFEST = RunManifest(
-    config=parse_run_config(default_run_toml()),
+MANIFEST = manifest_of(
+    parse_run_config(default_run_toml()),
     dataset_id=DATASET.dataset_id,
-    dataset_tokens=1000,
-    heldout_tokens=100,
-    zlib_bits_per_byte=2.0,
-    pairs_nats_per_byte=2.5,
     host_public_key=HOST.public_key.hex(),
     ca_certificate_sha256=sha256(CA.certificate_der).hexdigest(),
 )

@@ -238,7 +238,7 @@ def test_an_expert_with_text_of_its_own_is_trained_and_measured_on_that(tmp_path
     plans = {}
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-        plans[name] = training_plan(tmp_path / name, text=f"{name} is of its own kind. ")
+        plans[name] = training_plan(tmp_path / name, text=f"{name} is of its own kind. " * 200)
     one, other = plans["one"], plans["other"]
     trainer = _expert_trainer(
         tmp_path / "one",

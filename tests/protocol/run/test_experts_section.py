@@ -64,7 +64,7 @@ def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> 
 def test_a_manifest_of_experts_keeps_the_id_that_it_had_when_documents_could_be_sent_elsewhere(
     more: str, run_id: str
 ) -> None:
-    manifest = manifest_of(parse_run_config(expert_toml(section=EXPERTS + more)), version=1)
+    manifest = manifest_of(parse_run_config(expert_toml(section=EXPERTS + more)), protocol_version=1)
     assert manifest.run_id.hex() == run_id
     assert b"reassign" not in manifest.canonical_bytes()
     assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest

@@ -8,6 +8,7 @@ from protocol.errors import ConfigError
 from protocol.identity.identity import Identity
 from protocol.run.default_run import DEFAULT_TOML
 from protocol.run.manifest import RunFile, RunManifest, default_run_toml, parse_run_config
+from tests.protocol.run.made_manifest import manifest_of
 
 HOST = Identity(b"h" * 32)
 WORDS = '[page]\ndescription = "Our letters"\ncontact = "host@example.org"\njoin = "ask at https://example.org/chat"\n'
@@ -18,16 +19,7 @@ def _run(words: str) -> RunFile:
 
 
 def _manifest(config: RunFile) -> RunManifest:
-    return RunManifest(
-        config=config,
-        dataset_id="ab" * 32,
-        dataset_tokens=1000,
-        heldout_tokens=100,
-        zlib_bits_per_byte=2.0,
-        pairs_nats_per_byte=2.4,
-        host_public_key=HOST.public_key.hex(),
-        ca_certificate_sha256="cd" * 32,
-    )
+    return manifest_of(config, host_public_key=HOST.public_key.hex())
 
 
 def test_words_about_the_run_are_in_no_manifest_and_leave_the_runs_id_as_it_is() -> None:

@@ -49,7 +49,7 @@ def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() 
 
 @pytest.mark.parametrize("changes", [{}, {"mode": "lanes"}])
 def test_a_run_of_lanes_has_the_id_that_it_had_when_there_was_another_mode(changes: dict[str, str]) -> None:
-    manifest = manifest_of(pipeline_run(pipeline=changes), version=1)
+    manifest = manifest_of(pipeline_run(pipeline=changes), protocol_version=1)
     assert manifest.run_id.hex() == "4f90f589d178fc2a3f12fde9c46ecb94e2ed2d6ba7086707e346af707249126d"
 
 

@@ -25,6 +25,7 @@ from averaging.rounds.traffic.directory_keys import (
 from averaging.rounds.traffic.discovery import MAX_RECORDS_KEPT, DirectoryPoller, announce, list_peers
 from protocol.ids import PeerId, RunId, UnitName
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config
+from tests.protocol.run.made_manifest import manifest_of
 from tests.virtual import VirtualClock
 
 RUN: Final = RunId(b"r" * 32)
@@ -47,17 +48,7 @@ def _keys(most_peers: int, parts: tuple[UnitName, ...] = ()) -> DirectoryKeys:
 
 def _manifest(more: str) -> RunManifest:
     text = default_run_toml().replace("[run]", f"[run]\n{more}", 1)
-    digest = "0" * 64
-    return RunManifest(
-        config=parse_run_config(text),
-        dataset_id=digest,
-        dataset_tokens=1,
-        heldout_tokens=1,
-        zlib_bits_per_byte=1.0,
-        pairs_nats_per_byte=1.0,
-        host_public_key=digest,
-        ca_certificate_sha256=digest,
-    )
+    return manifest_of(parse_run_config(text))
 
 
 def test_a_run_whose_manifest_older_releases_read_keeps_their_one_key() -> None:

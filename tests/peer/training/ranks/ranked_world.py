@@ -58,7 +58,7 @@ class Cases:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._plan = training_plan(folder, TEXT, model=MODEL, inner=inner(), micro_batch=2)
+        self._plan = training_plan(folder, TEXT * 200, model=MODEL, inner=inner(), micro_batch=2)
         self._cases: dict[str, tuple[str, TrainingPlan]] = {}
 
     def add(self, name: str, work: Callable[..., Found], **changes: object) -> None:

@@ -173,6 +173,16 @@ def _chain(seat: Seat) -> list[ChainLink]:
     return [link for link, _ in seat.disk.chain]
 
 
+def _all_gone_back(table: Table, good: ChainLink) -> ChainLink:
+    """The rewind to this commit, after all that live have taken it."""
+    certificate = _rewind(good)
+    for seat in table.live():
+        _given(seat, certificate)
+    rewind = _verified(certificate, good)
+    table.run_until(lambda: all(rewind in _chain(seat) for seat in table.live()))
+    return rewind
+
+
 def _waits(seat: Seat) -> list[str]:
     """The sentences in which it told why it waits."""
     return [step.waiting for _, step in seat.steps if step.waiting]
@@ -248,11 +258,7 @@ def test_a_newcomer_is_counted_again_some_rounds_after_the_rewind_and_not_before
     good = table.live()[0].head
     table.restart(newcomer)
     table.run_until(lambda: any(newcomer.peer in link.roster for link in _chain(table.live()[0])), 200.0)
-    certificate = _rewind(good)
-    for seat in table.live():
-        _given(seat, certificate)
-    rewind = _verified(certificate, good)
-    table.run_until(lambda: all(rewind in _chain(seat) for seat in table.live()))
+    rewind = _all_gone_back(table, good)
     table.run_until(lambda: table.all_at(rewind.index + ROUNDS_SET_BACK + 3), 600.0)
     counted = {
         link.index - rewind.index
@@ -276,11 +282,7 @@ def test_a_peer_that_is_set_back_leads_no_round_that_would_count_it_and_leaves_t
     for seat in newcomers:
         table.restart(seat)
     table.run_until(lambda: table.all_at(good.index + 2), 200.0)
-    certificate = _rewind(good)
-    for seat in table.live():
-        _given(seat, certificate)
-    rewind = _verified(certificate, good)
-    table.run_until(lambda: all(rewind in _chain(seat) for seat in table.live()))
+    rewind = _all_gone_back(table, good)
     before = [len(seat.sent(PreVoteRequest)) for seat in newcomers]
     table.kill(table.opener())
     table.run_until(lambda: all(seat.head.index >= rewind.index + 3 for seat in table.live()), 100.0)

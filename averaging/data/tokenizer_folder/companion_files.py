@@ -1,4 +1,4 @@
-"""The files beside a tokenizer.json: which of them count, and where they say something else than it does.
+"""The companion files of a tokenizer.json: those in its folder that transformers reads, too. Refused where they contradict it.
 
 transformers adds the tokens of tokenizer_config.json or added_tokens.json to those of tokenizer.json, and takes special tokens from
 special_tokens_map.json where the config lists no added tokens. A run's text is encoded by tokenizer.json alone, so files that would
@@ -22,8 +22,8 @@ GENERATION_NAME: Final = "generation_config.json"
 MODEL_NAME: Final = "config.json"
 ADDED_NAME: Final = "added_tokens.json"
 
-Neighbours = Mapping[str, Mapping[str, object]]
-"""The contents of files beside a tokenizer.json, by their names."""
+CompanionFiles = Mapping[str, Mapping[str, object]]
+"""The contents of the companion files of a tokenizer.json, by their names."""
 
 _LISTED: Final = "added_tokens_decoder"
 _PREFIX: Final = "add_prefix_space"
@@ -31,9 +31,8 @@ _MOST_BYTES: Final = 1 << 26
 _REMEDY: Final = "save it with save_pretrained of transformers, or move tokenizer.json alone into another folder"
 
 
-def read_neighbours(file: Path) -> dict[str, Mapping[str, object]]:
-    """The files beside a tokenizer.json that may name or add tokens, by their names. None are looked for beside a file of another
-    name.
+def read_companions(file: Path) -> dict[str, Mapping[str, object]]:
+    """The companion files of a tokenizer.json, by their names. A tokenizer file of another name has none.
 
     Raises:
         ConfigError: one is no JSON object.
@@ -60,14 +59,14 @@ def _read(path: Path) -> Mapping[str, object]:
 
 
 def map_counts(config: Mapping[str, object]) -> bool:
-    """Whether special_tokens_map.json and added_tokens.json count beside this tokenizer_config.json: only if it lists no added
-    tokens. The map then wins.
+    """Whether transformers reads special_tokens_map.json and added_tokens.json, too: only if this tokenizer_config.json lists no added
+    tokens. The map then wins over the config.
     """
     return _LISTED not in config
 
 
-def check_neighbours(values: Mapping[str, object], neighbours: Neighbours, place: str) -> None:
-    """Refuse files beside a tokenizer.json with which transformers would give a text other tokens.
+def check_companions(values: Mapping[str, object], companions: CompanionFiles, place: str) -> None:
+    """Refuse companion files with which transformers would give a text other tokens than tokenizer.json does.
 
     Args:
         values: the contents of tokenizer.json.
@@ -82,22 +81,22 @@ def check_neighbours(values: Mapping[str, object], neighbours: Neighbours, place
         for token in (listed if isinstance(listed, list) else ())
         if isinstance(token, dict)
     }
-    for file, text, number in _added(neighbours):
+    for file, text, number in _added(companions):
         if own.get(text) != number:
             found = f"token {own[text]}" if text in own else "no added token"
             raise ConfigError(f"{text[:40]!r} is {found} of {place}", f"{number}, as {file} beside it says", _REMEDY)
-    asked = neighbours.get(CONFIG_NAME, {}).get(_PREFIX)
+    asked = companions.get(CONFIG_NAME, {}).get(_PREFIX)
     for adds in _prefixes(values.get("pre_tokenizer")):
         if isinstance(asked, bool) and asked != adds:
             found = f"{_PREFIX} is {json.dumps(adds)} in {place}"
             raise ConfigError(found, f"{json.dumps(asked)}, as {CONFIG_NAME} beside it says", _REMEDY)
 
 
-def _added(neighbours: Neighbours) -> Iterator[tuple[str, str, int]]:
+def _added(companions: CompanionFiles) -> Iterator[tuple[str, str, int]]:
     """The file, the text and the number of each token that transformers adds."""
-    config = neighbours.get(CONFIG_NAME, {})
+    config = companions.get(CONFIG_NAME, {})
     if map_counts(config):
-        numbers = neighbours.get(ADDED_NAME, {})
+        numbers = companions.get(ADDED_NAME, {})
         yield from ((ADDED_NAME, text, number) for text, number in numbers.items() if isinstance(number, int))
         return
     listed = config[_LISTED]

@@ -1,4 +1,4 @@
-"""Files beside a tokenizer.json: a text has the tokens that transformers gives it, or the tokenizer is refused."""
+"""Companion files of a tokenizer.json: a text has the tokens that transformers gives it, or the tokenizer is refused."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from peer.training.plan.card_plan import FLOAT32
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.layout import Mesh, World
-from peer.training.supervision.cards_told import CardsTold
+from peer.training.supervision.replica_cards import ReplicaCards
 
 
 def test_each_card_has_its_own_facts_and_an_equal_share_of_what_the_replica_does() -> None:
-    cards = CardsTold(("cuda:2", "cuda:5"))
+    cards = ReplicaCards(("cuda:2", "cuda:5"))
     report = CardReport(plan=FLOAT32, kind="cuda", used_bytes=7)
     cards.take(1, "GPU-5", report)
     cards.take(1, None, None)
@@ -20,7 +20,7 @@ def test_each_card_has_its_own_facts_and_an_equal_share_of_what_the_replica_does
 
 
 def test_a_lost_card_and_one_without_a_place_are_left_out_and_the_others_move_up() -> None:
-    cards = CardsTold(("cuda:0", "cuda:1", "cuda:2", "cuda:3"))
+    cards = ReplicaCards(("cuda:0", "cuda:1", "cuda:2", "cuda:3"))
     asked: list[tuple[str, ...]] = []
 
     def choose(left: tuple[str, ...]) -> World | None:
@@ -48,7 +48,7 @@ def test_a_lost_card_and_one_without_a_place_are_left_out_and_the_others_move_up
 
 
 def test_a_card_that_is_back_and_one_that_is_new_have_their_places_and_the_owner_sees_no_reason() -> None:
-    cards = CardsTold(("cuda:0", "cuda:1"))
+    cards = ReplicaCards(("cuda:0", "cuda:1"))
     cards.go_on(1, "the card is lost", lambda left: World(devices=left))
     cards.come_back(World(devices=("cuda:0", "cuda:1", "cuda:2"), mesh=Mesh(shard=3)))
     cards.take(2, "GPU-2", None)
@@ -59,13 +59,13 @@ def test_a_card_that_is_back_and_one_that_is_new_have_their_places_and_the_owner
         ("cuda:2", "", 100.0),
     ]
     assert states[2].uuid == "GPU-2"
-    on_cpu = CardsTold(("cuda:0",))
+    on_cpu = ReplicaCards(("cuda:0",))
     on_cpu.go_on(0, "the card is lost", lambda left: World(devices=("cpu",)))
     on_cpu.come_back(World(devices=("cuda:0",)))
     assert [state.left_out for state in on_cpu.states(1.0, 1)] == [""]
 
 
 def test_a_reason_names_its_card_where_there_are_several() -> None:
-    assert CardsTold(("cuda:2", "cuda:5")).named(1, "out of memory") == "card 5: out of memory"
-    assert CardsTold(("cpu", "cpu")).named(1, "out of memory") == "card 1: out of memory"
-    assert CardsTold(("cuda:2",)).named(0, "out of memory") == "out of memory"
+    assert ReplicaCards(("cuda:2", "cuda:5")).named(1, "out of memory") == "card 5: out of memory"
+    assert ReplicaCards(("cpu", "cpu")).named(1, "out of memory") == "card 1: out of memory"
+    assert ReplicaCards(("cuda:2",)).named(0, "out of memory") == "out of memory"

@@ -1,4 +1,4 @@
-"""The cards of one replica, as its processes tell of them and its daemon keeps it."""
+"""The cards of one replica, as its processes report them and its daemon keeps them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_TAKEN: Final = "no place among the cards that train"
 _NO_PLACE: Final = "no place in the replica without {lost}"
 
 
-class CardsTold:
+class ReplicaCards:
     """The cards of one replica, by rank. One that is lost keeps its place in what is told, and the ranks move up.
 
     Args:
