@@ -122,10 +122,11 @@ class RedoOrder(_Message):
 
 class Redone(_Message):
     """The state of such steps after a turn. num_left: steps to come. delta: of the spans, joined, float32 in base64, once none is
-    left. problem: why they cannot be taken; then nothing else counts.
+    left. took_s: as in `Scored`. problem: why they cannot be taken; then nothing else counts.
     """
 
     num_left: int = 0
+    took_s: Annotated[float, Field(ge=0.0)] = 0.0
     delta: Annotated[bytes, PlainSerializer(_as_base64, when_used="json"), BeforeValidator(_from_base64)] = b""
     problem: str = ""
 
