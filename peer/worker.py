@@ -168,6 +168,7 @@ class Worker:
         tokens = self._trainer.step(self._goes_on).tokens_trained - before
         collect_between_steps(self._trainer.counters.step // self._trainer.plan.stride)
         busy_s = time.perf_counter() - begin_s
+        self._audits.stepped(busy_s)
         self._tell_progress(busy_s)
         if self._profile is not None and self._profile.stepped(busy_s, tokens):
             self._profile = None

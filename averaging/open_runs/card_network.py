@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
@@ -16,7 +16,7 @@ from averaging.network.seams.clocks import SystemClock
 from averaging.open_runs.card_directory import CardRule, read_cards
 from averaging.system.leave_signals import watch_signals
 from averaging.system.temporary_folder import temporary_folder
-from protocol.errors import TransportError, UnreachableError
+from protocol.errors import MachineError, TransportError, UnreachableError
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
@@ -66,12 +66,9 @@ async def visited_directory(addresses: Sequence[str], unix_s: Now, rule: CardRul
 
     Raises:
         UnreachableError: none of the nodes answers.
-        MachineError: the network does not start.
+        MachineError: the network does not start, or no folder takes the key.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="potluck-visit-", dir=temporary_folder()) as folder,
-        open_identity(Path(folder) / "identity") as held,
-    ):
+    with _thrown_away() as folder, open_identity(folder / "identity") as held:
         p2pd = P2pdOptions(held.path, (), accepts_inbound=False)
         options = NetworkOptions(p2pd, rule, initial_peers=tuple(addresses), admits=_nobody)
         async with (
@@ -80,6 +77,20 @@ async def visited_directory(addresses: Sequence[str], unix_s: Now, rule: CardRul
         ):
             await _check_there(network, addresses)
             yield network
+
+
+@contextmanager
+def _thrown_away() -> Iterator[Path]:
+    """A folder for the key of one visit."""
+    above = temporary_folder()
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="potluck-visit-", dir=above, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise MachineError(
+            f"no folder can be made in {above} ({error.strerror})", "room for a key", "set TMPDIR to another"
+        ) from error
+    with folder:
+        yield Path(folder.name)
 
 
 async def _check_there(network: Libp2pNetwork, addresses: Sequence[str]) -> None:

@@ -6,27 +6,40 @@ memory. While steps are done again there are two more copies: one of that work a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 import torch
 
+from averaging.system.machine_limits import read_memory
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.machine.device import is_out_of_memory
-from peer.training.local_training import LocalTrainer, TrainerState, state_of, why_no_state
+from peer.training.local_training import LocalTrainer, TrainerState, state_bytes, state_of, why_no_state
 from peer.training.worker_channel import Redone, RedoOrder
 
 MOST_KEPT: Final = 2
 """States that are kept: of the beginning of the audited round, and of the next one."""
 
+MOST_COPIES: Final = 4
+"""Copies of the training state at once: the kept beginnings, the state of the redone steps, and our own meanwhile."""
+
+LONGEST_STEP_S: Final = 30.0
+"""With longer steps nothing is audited: a turn is a step at least, and no order, not even a pause, is obeyed within it."""
+
 NOT_KEPT: Final = "the state at the beginning of that round is not here"
-NO_MEMORY: Final = "there is no memory for a copy of the training state"
+NO_MEMORY: Final = "there is no memory for copies of the training state"
+TOO_SLOW: Final = f"a step takes more than {LONGEST_STEP_S:.0f} s here, and a pause would wait for it"
 
 
 class AuditTurns:
-    """The audits of one trainer, one at a time."""
+    """The audits of one trainer, one at a time. `free_bytes` reads the memory of the machine that is free."""
 
-    def __init__(self, trainer: LocalTrainer) -> None:
-        self._trainer = trainer
+    def __init__(
+        self, trainer: LocalTrainer, free_bytes: Callable[[], int] = lambda: read_memory().available_bytes
+    ) -> None:
+        self._trainer, self._free_bytes = trainer, free_bytes
+        self._step_s = 0.0
         self._is_due = False
         self._kept: dict[int, TrainerState] = {}
         self._work: RedoneWork | None = None
@@ -34,9 +47,20 @@ class AuditTurns:
 
     def keep_next(self) -> Redone:
         """Keep the state with which the steps after the next load or shift begin."""
-        problem = why_no_state(self._trainer)
+        problem = why_no_state(self._trainer) or self._why_too_much()
         self._is_due = not problem
         return Redone(problem=problem)
+
+    def _why_too_much(self) -> str:
+        """Why an audit would be in the way of training. A system may promise memory that it lacks, and end a process later."""
+        if self._step_s > LONGEST_STEP_S:
+            return TOO_SLOW
+        needed_bytes = (MOST_COPIES - len(self._kept)) * state_bytes(self._trainer)
+        return NO_MEMORY if self._free_bytes() < needed_bytes else ""
+
+    def stepped(self, busy_s: float) -> None:
+        """Note the seconds that an own step took."""
+        self._step_s = busy_s
 
     def note_beginning(self) -> None:
         """Note that a load or shift is done, and keep the state if that was asked for.
@@ -65,9 +89,9 @@ class AuditTurns:
 
     def redo(self, order: RedoOrder) -> Redone:
         """Take some of another peer's steps. The trainer then goes on where it was."""
-        steps = ClaimedSteps(order.peer, order.first_step, order.num_steps)
+        begin_s, steps = monotonic(), ClaimedSteps(order.peer, order.first_step, order.num_steps)
         try:
-            return self._turn(order, steps)
+            return self._turn(order, steps).model_copy(update={"took_s": monotonic() - begin_s})
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

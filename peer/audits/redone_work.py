@@ -14,8 +14,9 @@ from typing import Final
 
 import torch
 
+from peer.machine.device import is_out_of_memory
 from peer.training.local_training import Counters, LocalTrainer, TrainerState, put_state, state_of
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, MachineError
 
 MOST_STEPS: Final = 1 << 20
 
@@ -59,20 +60,38 @@ class RedoneWork:
         return max(0, self._steps.num_steps - taken)
 
     def advance(self, most_steps: int) -> bool:
-        """Take some steps. Returns whether all are done. The trainer then goes on where it was."""
+        """Take some steps. Returns whether all are done. The trainer then goes on where it was, also if a step raises.
+
+        Raises:
+            MachineError: the trainer could not be put back where it was, and must not go on.
+        """
         own = state_of(self._trainer)
-        put_state(self._trainer, self._state)
         try:
+            put_state(self._trainer, self._state)
             for _ in range(min(most_steps, self.num_left)):
                 self._trainer.step()
             self._state = state_of(self._trainer)
         finally:
-            put_state(self._trainer, own)
+            _put_back(self._trainer, own)
         return not self.num_left
 
     def delta(self) -> torch.Tensor:
         """The contribution that these steps make, (N,) float32, before any encoding: what they subtracted from the beginning."""
         return torch.sub(_flat(self._begun), _flat(self._state))
+
+
+def _put_back(trainer: LocalTrainer, own: TrainerState) -> None:
+    """A trainer without all of its own values would train on with another's."""
+    try:
+        put_state(trainer, own)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MachineError(
+            "the state of training could not be put back after an audit, for there was no memory",
+            "memory for the optimizer's moments",
+            "set audit_share to 0 if this comes again",
+        ) from error
 
 
 def _flat(state: TrainerState) -> torch.Tensor:

@@ -42,8 +42,11 @@ from protocol.rounds.messages.record import Contributor
 
 log = structlog.get_logger()
 
-AUDIT_WITHIN_S: Final = 3600.0
-"""An audit that takes longer is given up."""
+AUDIT_WITHIN_S: Final = 24 * 3600.0
+"""An audit that takes longer is given up. Its steps, and as many again, take a tenth of the time: 20 times a round's training."""
+
+PAUSED_FOR_S: Final = 900.0
+"""An audit is given up, and its memory freed, once its owner has allowed no training for so long."""
 
 ADOPTED_WITHIN_S: Final = 60.0
 """How long to wait until the trainer has applied a commit; after that no state is kept for an audit."""
@@ -227,7 +230,11 @@ class WorkAuditing:
         steps, size, length = drawn.work.steps, 1, drawn.chunk_elements
         spans = [(chunk * length, chunk * length + len(sent_n)) for chunk, sent_n in drawn.work.chunks.items()]
         while True:
-            await self._until_due()
+            if not await self._is_allowed():
+                log.info("audit_given_up", reason="training is paused")
+                self._asked.clear()
+                await self._order(Command(op="audit_forget"))
+                return None
             order = RedoOrder(
                 schedule_tokens=drawn.base_tokens,
                 peer=reader,
@@ -240,17 +247,20 @@ class WorkAuditing:
             redone = await self._order(Command(op="audit_redo", redo=order))
             if redone is None:
                 return None
-            took_s = trio.current_time() - began_s
+            # the wait for an own step takes nothing from training
+            took_s = redone.took_s or trio.current_time() - began_s
             self.budget = self.budget.after(took_s * self.tools.slowdown(), trio.current_time())
             if not redone.num_left:
                 return torch.frombuffer(bytearray(redone.delta), dtype=torch.float32)
             size = next_size(size, took_s, MOST_TURN_STEPS)
 
-    async def _until_due(self) -> None:
-        """Wait until training has had its time since the last turn, and its owner allows it."""
+    async def _is_allowed(self) -> bool:
+        """Wait until training has had its time since the last turn, and its owner allows it. False after a long pause."""
         await trio.sleep_until(self.budget.since_s + self.budget.rest_s)
-        while not self.tools.may_compute():
-            await trio.sleep(LOOK_EVERY_S)
+        with trio.move_on_after(PAUSED_FOR_S):
+            while not self.tools.may_compute():
+                await trio.sleep(LOOK_EVERY_S)
+        return self.tools.may_compute()
 
     async def _bring(self, verdict: WorkVerdict) -> None:
         """Bring a verdict to the host, for some minutes if it is away."""

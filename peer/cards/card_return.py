@@ -32,7 +32,7 @@ async def watch_for_return(
 
     Args:
         own: the cards as they were at the start.
-        choose: the layout for cards that were read anew. Blocks for a moment.
+        choose: the layout for cards that were read anew, at least one. Blocks for a moment.
         at_work: the devices that train now.
         take: called with the cards as read and a layout of more cards than train now.
     """
@@ -43,8 +43,11 @@ async def watch_for_return(
         if len(at_work()) >= most and all(out.reason == NOT_NAMED for out in own.left_out):
             continue
         try:
-            own = await offload.run(own.again)
-            choice = await offload.run(partial(choose, own))
+            found = await offload.run(own.again)
+            if not found.cards:  # a driver that failed tells of none, and those that train stay known as ours
+                log.info("cards_not_read", reason="no card can be had")
+                continue
+            own, choice = found, await offload.run(partial(choose, found))
         except PotluckError as error:
             log.info("cards_not_read", reason=error.one_line())
             continue

@@ -134,6 +134,8 @@ async def _catch_up_from(
     for donor in donors.in_order:
         try:
             await best.ask(network, donor)
+            if donor not in trusted:
+                trusted.append(donor)  # it was only slow
             lineage = best.lineage
             roots = _worth_taking(chain, lineage)
             if roots:

@@ -302,7 +302,9 @@ async def _lineage(run: _Run, chain: UnitChain) -> Sequence[ChainLink]:
     await ask_milestones(run.network, chain, here.in_order)
     best = BestLineage(chain, await own_lineage(chain))
     reasons = []
-    for donor in here.there or here.silent:
+    for donor in here.in_order:
+        if best.index and donor in here.silent:
+            break
         try:
             await best.ask(run.network, donor)
         except PotluckError as error:

@@ -428,7 +428,14 @@ def why_no_state(trainer: LocalTrainer) -> str:
         return "a replica of several ranks"
     if trainer.plan.mixture is not None:
         return "a replica of experts"
+    if trainer._replica.plan.moments == "int8":  # the codes of a block change each time that they are read and written
+        return "moments in 8 bits"
     return "products in fp16" if trainer._replica.plan.precision == "fp16" else ""
+
+
+def state_bytes(trainer: LocalTrainer) -> int:
+    """Bytes that `state_of` takes in the machine's memory."""
+    return sum(values.nbytes for values in (*trainer._parameters, *trainer._replica.optimizer.moments()))
 
 
 def state_of(trainer: LocalTrainer) -> TrainerState:
@@ -438,7 +445,7 @@ def state_of(trainer: LocalTrainer) -> TrainerState:
         LocalProtocolError: the replica has no such state of its own (`why_no_state`).
     """
     if problem := why_no_state(trainer):
-        raise LocalProtocolError(problem, "a replica that trains alone in fp32 or bf16")
+        raise LocalProtocolError(problem, "one that trains alone, in fp32 or bf16, with exact moments")
     return TrainerState(
         [parameter.detach().to("cpu", copy=True) for parameter in trainer._parameters],
         [moment.detach().to("cpu", copy=True) for moment in trainer._replica.optimizer.moments()],

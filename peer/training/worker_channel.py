@@ -129,10 +129,12 @@ class Redone(_Message):
     Attributes:
         num_left: steps that are still to be taken.
         delta: the values of the spans, joined, float32, once no step is left; in base64 on the wire.
+        took_s: seconds that the order took, as in `Scored`.
         problem: why the order cannot be obeyed; then nothing else counts. Empty if it was.
     """
 
     num_left: int = 0
+    took_s: Annotated[float, Field(ge=0.0)] = 0.0
     delta: Annotated[bytes, PlainSerializer(_as_base64, when_used="json"), BeforeValidator(_from_base64)] = b""
     problem: str = ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -12,9 +14,10 @@ import pytest
 
 from averaging.network.libp2p.libp2p_network import Libp2pNetwork
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
+from averaging.open_runs import card_network
 from averaging.open_runs.card_directory import RUNS_KEY, CardRule, publish_card
 from averaging.open_runs.card_network import cards_in_directory, directory_node, visited_directory
-from protocol.errors import UnreachableError
+from protocol.errors import MachineError, UnreachableError
 from protocol.host.run_card import seal_card
 from protocol.identity.identity_file import open_identity
 from tests.protocol.host.test_run_card import CARD, HOST, OTHER, RUN, VERIFIER
@@ -52,3 +55,13 @@ async def test_a_card_published_at_one_node_is_read_at_another_and_false_cards_a
 async def test_a_directory_that_is_away_is_no_empty_one() -> None:
     with pytest.raises(UnreachableError, match="no node of a directory answers"):
         await cards_in_directory((f"/ip4/127.0.0.1/tcp/9/p2p/{HOST.peer_id}",), time.time)
+
+
+async def test_a_full_disk_is_no_bug_of_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(card_network.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(MachineError, match="No space left"):
+        async with visited_directory((), time.time, CardRule(VERIFIER)):
+            pass

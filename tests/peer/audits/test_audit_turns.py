@@ -8,9 +8,18 @@ import pytest
 import torch
 
 from peer.audits import audit_turns
-from peer.audits.audit_turns import MOST_KEPT, NO_MEMORY, NOT_KEPT, AuditTurns
-from peer.training.local_training import TrainerState, put_state, state_of
+from peer.audits.audit_turns import (
+    LONGEST_STEP_S,
+    MOST_COPIES,
+    MOST_KEPT,
+    NO_MEMORY,
+    NOT_KEPT,
+    TOO_SLOW,
+    AuditTurns,
+)
+from peer.training.local_training import LocalTrainer, TrainerState, put_state, state_bytes, state_of, why_no_state
 from peer.training.worker_channel import RedoOrder
+from protocol.errors import MachineError
 from tests.peer.audits.redone_world import SIGNERS, STEPS, World, sent
 
 AUDITOR, CONTRIBUTOR = 1, 0
@@ -101,3 +110,80 @@ def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
     turns.note_beginning()
     world.trainers[AUDITOR].step()
     assert sent(world.trainers[AUDITOR].theta()).isfinite().all()
+
+
+@pytest.mark.parametrize("lacking_bytes", [0, 1])
+def test_a_beginning_is_kept_only_where_all_copies_of_an_audit_have_room(
+    lacking_bytes: int, world: World, turns: AuditTurns
+) -> None:
+    trainer = world.trainers[AUDITOR]
+    copy_bytes, free_bytes = state_bytes(trainer), 0
+    values = (*world.begun[AUDITOR].values, *world.begun[AUDITOR].moments)
+    assert copy_bytes == sum(each.nbytes for each in values)
+    turns = AuditTurns(trainer, lambda: free_bytes - lacking_bytes)
+    for num_kept in range(MOST_KEPT):
+        free_bytes = (MOST_COPIES - (0 if lacking_bytes else num_kept)) * copy_bytes
+        assert turns.keep_next().problem == (NO_MEMORY if lacking_bytes else "")
+        begun = world.begun[AUDITOR]
+        put_state(trainer, TrainerState(begun.values, begun.moments, begun.counters, begun.plan, num_kept))
+        turns.note_beginning()
+    kept = turns.redo(_order(world).model_copy(update={"schedule_tokens": MOST_KEPT - 1}))
+    assert kept.problem == (NOT_KEPT if lacking_bytes else "")
+
+
+def test_a_machine_whose_steps_would_hold_up_a_pause_audits_nothing(world: World, turns: AuditTurns) -> None:
+    turns.stepped(LONGEST_STEP_S + 1.0)
+    assert turns.keep_next().problem == TOO_SLOW
+    turns.note_beginning()
+    assert turns.redo(_order(world)).problem == NOT_KEPT
+    turns.stepped(LONGEST_STEP_S)
+    assert turns.keep_next().problem == ""
+
+
+def test_moments_in_8_bits_would_change_with_each_turn_so_nothing_is_audited(
+    world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = world.trainers[AUDITOR]._replica
+    monkeypatch.setattr(replica, "plan", replica.plan.model_copy(update={"moments": "int8"}))
+    assert turns.keep_next().problem == why_no_state(world.trainers[AUDITOR]) == "moments in 8 bits"
+
+
+def test_memory_that_runs_out_amid_anothers_state_leaves_the_trainer_its_own(
+    world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = world.trainers[AUDITOR]
+    turns.keep_next()
+    turns.note_beginning()
+    turns.redo(_order(world, turn_steps=6))
+    before, calls = state_of(trainer), list[TrainerState]()
+
+    def runs_out_once(trainer: LocalTrainer, state: TrainerState) -> None:
+        put_state(trainer, state)
+        calls.append(state)
+        if len(calls) == 1:
+            raise MemoryError
+
+    monkeypatch.setattr("peer.audits.redone_work.put_state", runs_out_once)
+    assert turns.redo(_order(world, turn_steps=6)).problem == NO_MEMORY
+    after = state_of(trainer)
+    assert all(torch.equal(a, b) for a, b in zip(before.values, after.values, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before.moments, after.moments, strict=True))
+    assert after.counters == before.counters
+
+
+def test_a_trainer_that_cannot_be_put_back_does_not_train_on(
+    world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns.keep_next()
+    turns.note_beginning()
+    states: list[TrainerState] = []
+
+    def runs_out_at_the_end(trainer: LocalTrainer, state: TrainerState) -> None:
+        states.append(state)
+        if len(states) == 2:
+            raise MemoryError
+        put_state(trainer, state)
+
+    monkeypatch.setattr("peer.audits.redone_work.put_state", runs_out_at_the_end)
+    with pytest.raises(MachineError, match="could not be put back"):
+        turns.redo(_order(world, turn_steps=1))

@@ -16,8 +16,8 @@ import trio.testing
 from averaging.rounds.audit.work_fetch import ShownWork
 from averaging.rounds.unit_service import RoundService
 from coordinator.policy.audited_work_core import KnownVerdict, passes
-from peer.audits.audit_turns import AuditTurns
-from peer.audits.work_auditing import AuditTools, WorkAuditing
+from peer.audits.audit_turns import LONGEST_STEP_S, AuditTurns
+from peer.audits.work_auditing import AUDIT_WITHIN_S, PAUSED_FOR_S, AuditTools, WorkAuditing
 from peer.scores.scoring_core import TimeBudget
 from peer.training.local_training import put_state, state_of
 from peer.training.worker_channel import Command, Redone, Reply
@@ -54,6 +54,7 @@ class _Scene:
     Attributes:
         sent_N: what the stranger sent. told: the steps that it tells.
         ops: the orders to the training process.
+        turn_s: duration of a turn; 0 for as long as it takes. wait_s: until an own step ends. for_s: duration of the scene.
     """
 
     world: World
@@ -66,6 +67,9 @@ class _Scene:
     verdicts: list[WorkVerdict] = field(default_factory=list)
     allowed: Callable[[], bool] = lambda: True
     first_redo_s: float = 0.0
+    turn_s: float = 0.0
+    wait_s: float = 0.0
+    for_s: float = 1000.0
     draw: Callable[[], float] = random.Random(1).random
 
     def __post_init__(self) -> None:
@@ -119,7 +123,9 @@ class _Scene:
         if command.op == "audit_keep":
             redone = self.turns.keep_next()
         elif command.redo is not None:
+            await trio.sleep(self.wait_s + self.turn_s)
             redone = self.turns.redo(command.redo)
+            redone = redone.model_copy(update={"took_s": self.turn_s or redone.took_s})
         else:
             self.turns.forget()
             redone = Redone()
@@ -162,7 +168,7 @@ class _Scene:
             self.commit(self.links[1])
             await trio.testing.wait_all_tasks_blocked()
             self.commit(self._link(3, 2, self.links[1].total_tokens + 640))
-            await trio.sleep(1000.0)
+            await trio.sleep(self.for_s)
             nursery.cancel_scope.cancel()
         assert all(torch.equal(a, b) for a, b in zip(before.values, state_of(trainer).values, strict=True))
 
@@ -267,3 +273,30 @@ async def test_steps_wait_while_the_owner_allows_no_training(
     assert len(scene.verdicts) == 1
     assert scene.ops.count("audit_redo") > 1
     assert scene.first_redo_s > 500.0
+
+
+async def test_an_audit_with_long_steps_comes_to_its_verdict_in_a_tenth_of_the_time(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), turn_s=LONGEST_STEP_S, for_s=AUDIT_WITHIN_S)
+    await scene.run()
+    assert len(scene.verdicts) == 1
+
+
+async def test_the_wait_for_own_steps_makes_turns_no_shorter(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), turn_s=0.5, wait_s=LONGEST_STEP_S)
+    await scene.run()
+    assert len(scene.verdicts) == 1
+    assert scene.ops.count("audit_redo") < STEPS, "turns of more and more steps"
+
+
+async def test_a_long_pause_ends_an_audit_and_frees_its_memory(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    draws = iter([0.0])
+    scene = replace(_scene(world), share=0.5, draw=lambda: next(draws, 0.9), allowed=lambda: False)
+    await replace(scene, for_s=PAUSED_FOR_S + 100.0).run()
+    assert scene.ops == ["audit_keep", "audit_forget"]
+    assert scene.verdicts == []

@@ -21,6 +21,7 @@ FIRST = OwnCards(CARDS.cards[:1], (LeftOut(CARDS.cards[1], "other programs hold 
 
 
 def _choice(own: OwnCards) -> LayoutChoice:
+    assert own.cards, "a layout is of one card at least"
     devices = tuple(card.device for card in own.cards)
     return LayoutChoice(Layout(worlds=(World(devices=devices, mesh=Mesh(shard=len(devices))),)), (own.cards,))
 
@@ -58,6 +59,15 @@ async def test_a_card_that_other_programs_held_trains_once_they_are_done_and_the
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     machine = _Machine(FIRST, MachineError("torch does not tell", "an answer", "wait"), BOTH)
+    await machine.watch(FIRST, 10.5)
+    assert machine.taken == [("cuda:0", "cuda:1")]
+    assert machine.looks == 3
+
+
+async def test_a_look_at_which_a_failed_driver_tells_of_no_card_ends_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    machine = _Machine(FIRST, OwnCards(), BOTH)
     await machine.watch(FIRST, 10.5)
     assert machine.taken == [("cuda:0", "cuda:1")]
     assert machine.looks == 3

@@ -274,6 +274,37 @@ def test_donors_that_do_not_answer_cost_seconds_and_those_that_are_there_now_are
     after_rounds(10, check)
 
 
+@asynccontextmanager
+async def one_slow_donor(world: World) -> AsyncIterator[list[PeerId]]:
+    """Donors: one that has nothing answers at once, and one that has all of it somewhat late."""
+    slow, empty = world.nodes[0], world.swarm.start(PeerId("empty"))
+
+    async def has_nothing(_: PeerId, stream: Stream) -> None:
+        await read_request(stream)
+
+    empty.serve_streams(FETCH_CHANNEL, has_nothing)
+    world.swarm.freeze(slow.peer)
+    async with trio.open_nursery() as nursery:
+
+        async def wake() -> None:
+            await trio.sleep(ANSWER_WITHIN_S + 0.5)
+            world.swarm.thaw(slow.peer)
+
+        nursery.start_soon(wake)
+        yield [empty.peer_id, slow.peer]
+
+
+def test_a_donor_that_is_only_slow_gives_its_commits_and_its_state_where_the_quick_ones_have_none() -> None:
+    async def check(world: World) -> None:
+        chain = new_chain(world, MemoryDisk())
+        await chain.restore()
+        async with one_slow_donor(world) as donors:
+            await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, donors, lambda progress: None)
+        assert chain.head.index >= 9
+
+    after_rounds(10, check)
+
+
 def _slow_donor(world: World, name: str, good: Sequence[bytes], answer_after_s: float) -> tuple[PeerId, list[int]]:
     """A peer that gives one commit an answer, each after so long; returns the places of the chain after which it was asked."""
     assert world.nodes[0].service is not None
