@@ -313,7 +313,7 @@ class Worker:
         return Redone()
 
     def _begin_profile(self, order: ProfileOrder | None) -> None:
-        """Record the next steps, on the first rank alone. A recording that is under way goes on, and the order is answered with that."""
+        """Record the next steps, on the first rank alone. A recording that is under way goes on, and the answer says so."""
         if order is None or not self._group.is_first:
             return
         from peer.training.profiling.step_profile import StepProfile, subject_of  # nobody else needs torch's profiler
