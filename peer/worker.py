@@ -314,13 +314,15 @@ class Worker:
         return Redone()
 
     def _begin_profile(self, order: ProfileOrder | None) -> None:
-        """Record the next steps, on the first rank alone. A recording that is under way goes on."""
-        if order is None or self._profile is not None or not self._group.is_first:
+        """Record the next steps, on the first rank alone. A recording that is under way goes on, and the answer says so."""
+        if order is None or not self._group.is_first:
             return
         from peer.training.profiling.step_profile import StepProfile, subject_of  # nobody else needs torch's profiler
 
         recording = StepProfile(subject_of(self._trainer), Path(order.folder), order.num_steps, order.request)
-        if self._is_paused:
+        if self._profile is not None:
+            recording.give_up("another recording is under way")
+        elif self._is_paused:
             recording.give_up("training is paused")
         elif recording.begin():
             self._profile = recording

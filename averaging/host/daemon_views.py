@@ -19,6 +19,9 @@ Row = Mapping[str, object]
 WIDTH: Final = 80
 """Columns of the usual narrowest terminal; wider lines would wrap in mails and bug reports."""
 
+_REASON_WIDTH: Final = 400
+"""Columns of a table whose last one is a reason, which is read and may wrap."""
+
 _HOSTED: Final = ("PHASE", "ROUND", "TOKENS", "OF", "SIZE", "NAME")
 _JOINED: Final = ("RUN", "ROUND", "SIZE", "NAME")
 """The column that may be long comes last, and is cut."""
@@ -223,19 +226,22 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
 
 
 def _standing_table(rows: Sequence[Row]) -> list[str]:
-    """The standing of each peer that came by the open door, the audits of its work, and why; nothing in a run by invite. Only a host
-    knows of audits, and why.
+    """The standing of each peer that came by the open door; nothing in a run by invite. Only a host knows of audits and of the reason,
+    which is told whole.
     """
     juniors = [row for row in rows if row.get("standing") not in (None, "", PeerStanding.KEEPER.word)]
     if not juniors:
         return []
+    cells = [[row.get("name") or "?", row.get("standing")] for row in juniors]
+    if not any(row.get("standing_reason") for row in juniors):
+        return ["", *table(("NAME", "STANDING"), cells)]
     header, columns = ("NAME", "STANDING", "PASSED", "FAILED", "WHY"), ("audits_passed", "audits_failed")
-    cells = [
-        [row.get("name") or "?", row.get("standing"), *(whole(row.get(column)) for column in columns)]
-        for row in juniors
+    counts = [[whole(row.get(column)) for column in columns] for row in juniors]
+    why = [
+        [*cell, *count, row.get("standing_reason") or "-"]
+        for cell, count, row in zip(cells, counts, juniors, strict=True)
     ]
-    why = [[*cell, row.get("standing_reason") or "-"] for cell, row in zip(cells, juniors, strict=True)]
-    return ["", *table(header, why, right=frozenset({"PASSED", "FAILED"}))]
+    return ["", *table(header, why, right=frozenset({"PASSED", "FAILED"}), columns=_REASON_WIDTH)]
 
 
 def _at_work(row: Row) -> tuple[str, str, str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from averaging.host.settings import settings_with_origins
 from coordinator.policy.config import HostConfig
 from coordinator.run.run_checks import check_new_run
 from coordinator.status.dry_run_core import Data, each_peer_estimates, host_estimates
-from protocol.estimates.dry_run import END, estimate_lines, run_settings, setting_lines
+from protocol.estimates.dry_run import END, Setting, estimate_lines, run_settings, setting_lines
+from protocol.run.host_sections import keys_of_open_door
 from protocol.run.manifest import RunFile, load_run_config
 
 
@@ -22,12 +25,13 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
     run = load_run_config(run_file, is_open=config.open)
     data, is_opened = _data(run_file, run, config.state_dir)
     notes = [] if is_opened else check_new_run(run, run_file.parent)
+    settings = settings_with_origins(config, flags)
     return [
         "settings",
-        *setting_lines(settings_with_origins(config, flags)),
+        *setting_lines(settings),
         "run",
         f"  {run.run.name}, {'an existing run that would resume' if is_opened else 'a new run'}",
-        *setting_lines(list(run_settings(run, f"file {run_file}"))),
+        *setting_lines(_of_run(run_file, run, settings if config.open else ())),
         "estimates for the host",
         *estimate_lines(host_estimates(run, data)),
         "estimates for each peer",
@@ -35,6 +39,14 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
         *(f"note: {note}" for note in notes),
         END,
     ]
+
+
+def _of_run(run_file: Path, run: RunFile, opening: Sequence[Setting]) -> list[Setting]:
+    """The keys of the run with their origins. `opening`: the host's settings if they open the run, whatever its file says."""
+    of_file = list(run_settings(run, f"file {run_file}"))
+    origin = next((each.origin for each in opening if each.name == "open"), "")
+    keys = keys_of_open_door(tomllib.loads(run_file.read_text("utf-8-sig"))) if origin else frozenset()
+    return [replace(each, origin=origin) if each.name in keys else each for each in of_file]
 
 
 def _data(run_file: Path, run: RunFile, folder: Path) -> tuple[Data, bool]:

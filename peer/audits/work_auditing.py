@@ -208,6 +208,8 @@ class WorkAuditing:
 
     async def _audit(self, drawn: _Drawn) -> None:
         """Do the steps again, and bring the verdict to the host."""
+        reason = "its steps are taken again, and as many on other text, in a tenth of this peer's time"
+        log.info("audit_begun", of=peer_name(drawn.entry.peer), steps=drawn.work.steps.num_steps, reason=reason)
         redone_N = await self._redone(drawn, drawn.entry.peer)
         # windows of a name that nobody else knows are random ones
         control_N = await self._redone(drawn, f"control {token_hex(16)}") if redone_N is not None else None

@@ -8,6 +8,8 @@ from typing import Final
 from averaging.network.seams.host_names import is_loopback
 from peer.checks.machine_core import Finding, Level, Unread, unread
 from peer.membership.host_ways_core import Purpose, Tried, closed, place
+from protocol.identity.puzzle import MOST_BITS
+from protocol.tables import duration
 
 CLOCK_GOOD_S: Final = 5.0
 """Messages live for two minutes, so an offset of some seconds does no harm yet. It shows that the clock is not synchronised."""
@@ -17,6 +19,9 @@ CLOCK_MOST_S: Final = 120.0
 
 BITS_FEW_PER_S: Final = 1e6
 """Below this rate an int8 round of a model of ten million parameters takes more than a minute."""
+
+TRY_S: Final = 0.01
+"""Of one core, for one try at a puzzle, as `puzzle_bits` in `[admission]` says. A puzzle of n bits takes 2^n on average."""
 
 FROM_A_CHECKOUT: Final = "from a checkout"
 """The release name in averaging/release.py for a checkout. Two of these cannot be compared."""
@@ -125,7 +130,8 @@ class HostReadings:
     """All readings of the way to the host. `reach` is None if the owner takes no inbound connections. `reach` and `line` are None
     if the host did not answer or refused the probe. `bulk` is the port for weights and data, None if `reach` is or tells of it, too.
     `needed_bits_per_s` is the rate of a round in each direction, 0 if the run is not known here. `ways` are the host's ports besides
-    gRPC, each tried as a join uses it; none if no address of them is known.
+    gRPC, each tried as a join uses it; none if no address of them is known. `puzzle_bits` is the difficulty of the puzzle of an open
+    run that this machine has not joined, None otherwise: the host probes no strangers.
     """
 
     answer: Answer | NoAnswer
@@ -135,6 +141,7 @@ class HostReadings:
     bulk: ReachReport | PortTaken | Unread | None = None
     needed_bits_per_s: float = 0.0
     ways: tuple[Tried, ...] = ()
+    puzzle_bits: int | None = None
 
 
 def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
@@ -151,6 +158,8 @@ def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
     findings = [_release(answer), _clock(answer), *_ways(tuple(ways), Level.FAIL)]
     if readings.refusal is not None:
         return (*findings, Finding("admission", Level.FAIL, readings.refusal.found, readings.refusal.fix))
+    if readings.puzzle_bits is not None:
+        return (*findings, _open_door(readings.puzzle_bits))
     findings.append(_reach(readings.reach))
     if readings.bulk is not None:
         findings.append(_bulk(readings.bulk))
@@ -209,6 +218,16 @@ def _clock(answer: Answer) -> Finding:
     if off_s <= CLOCK_MOST_S:
         return Finding("clock", Level.WARN, found, fix)
     return Finding("clock", Level.FAIL, f"{found}: all its messages would be refused as expired or too early", fix)
+
+
+def _open_door(puzzle_bits: int) -> Finding:
+    name = "admission"
+    if puzzle_bits > MOST_BITS:
+        found = f"the run is open to anybody, and asks for a puzzle of {puzzle_bits} bits; expected at most {MOST_BITS}"
+        return Finding(name, Level.FAIL, found, "ask the run's owner to lower puzzle_bits")
+    wait = duration(max(1.0, TRY_S * 2**puzzle_bits))
+    found = f"the run is open to anybody; a join solves a puzzle first, about {wait} of one core"
+    return Finding(name, Level.OK, f"{found}, and then finds out whether others can connect")
 
 
 def _reach(reach: ReachReport | PortTaken | OwnPeer | Unread | None) -> Finding:

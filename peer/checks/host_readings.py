@@ -63,6 +63,7 @@ from protocol.identity.envelope import first_sequence, next_session
 from protocol.identity.identity import Identity
 from protocol.identity.identity_file import read_identity
 from protocol.identity.invite import decode_invite
+from protocol.identity.puzzle import read_challenge
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
 from protocol.run.manifest import open_manifest
@@ -80,7 +81,9 @@ LEAST_FLOW_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The host's address and our proof to it: the invite's secret, or `identity` with its credential if the secret is empty."""
+    """The host's address and our proof to it: the invite's secret, or `identity` with its credential. The line of an open run that was
+    not joined before has neither.
+    """
 
     endpoint: CoordinatorEndpoint
     identity: Identity
@@ -97,7 +100,12 @@ class Way:
     @property
     def is_needed(self) -> bool:
         """Whether a join is impossible without the host."""
-        return bool(self.secret)
+        return not self.credential
+
+    @property
+    def is_strangers(self) -> bool:
+        """Whether we have no proof yet, and the host gives us a puzzle."""
+        return not (self.secret or self.credential)
 
 
 def find_way(config: PeerConfig, invite_text: str) -> Way | None:
@@ -197,6 +205,9 @@ async def _ask(config: PeerConfig, way: Way, own: OwnPeer | None) -> HostReading
         ):
             answer = await _greet(way, client)
             try:
+                if way.is_strangers:
+                    puzzle = read_challenge(await client.challenge(way.identity.public_key))
+                    return HostReadings(answer, puzzle_bits=puzzle.bits)
                 reach = own or await reach_of(config, way.proof, client)
                 bulk = None if isinstance(reach, OwnPeer) else await _bulk_reach_of(config, way.proof, client, reach)
                 line = await _line(way.proof, client)

@@ -38,11 +38,11 @@ def directory(
     from averaging.open_runs.card_directory import directory_addresses, unfit_directory
     from averaging.system.usual_folders import state_root
     from averaging.trio_errors import run_single_error
-    from protocol.errors import UsageError
+    from protocol.errors import ConfigError
     from protocol.identity.identity_file import open_identity
 
     if peers and (expected := unfit_directory(peers)):
-        raise UsageError("--peers names no nodes of a directory", expected, "see: potluck directory --help")
+        raise ConfigError("--peers names no nodes of a directory", expected, "see: potluck directory --help")
     others = directory_addresses(peers)
     listen, announce = ways_of(listen_host, port, announce_host)
     with open_identity((state_dir or state_root() / _OF_USER) / "identity") as held:

@@ -70,7 +70,8 @@ def found_cards(where: str) -> tuple[list[SignedCard], int]:
     is_directory = where.startswith("/")
     if expected := unfit_directory(where) if is_directory else unfit_list_url(where):
         kind = "directory" if is_directory else "list"
-        raise UsageError(f"an address that is no {kind} of runs", expected, "see: potluck find --help")
+        other = "" if is_directory else ", or addresses of a directory, which begin with /"
+        raise UsageError(f"an address that is no {kind} of runs", f"{expected}{other}", "see: potluck find --help")
     raw, num_out = _in_directory(where) if is_directory else (get_cards(where), 0)
     cards = good_cards(raw, verifier=Ed25519Verifier(), now_unix_s=time.time())
     return cards[:SHOWN], num_out + len(raw) - len(cards[:SHOWN])

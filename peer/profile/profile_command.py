@@ -50,7 +50,8 @@ def profile(
     folder = PeerConfig.load({"state_dir": state_dir}).state_dir
     summary = recorded(folder, steps, say=lambda text: typer.echo(text, err=True))
     if summary.problem:
-        raise TemporaryError(f"no profile: {summary.problem}", "a peer that trains", "see: potluck status")
+        expected = "a peer that trains, and one recording at a time"
+        raise TemporaryError(f"no profile: {summary.problem}", expected, "see: potluck status")
     if as_json:
         typer.echo(summary.model_dump_json())
         return

@@ -8,6 +8,7 @@ from typing import Final
 
 from protocol.estimates.estimates import run_size
 from protocol.estimates.unit_disk import disk_phrase
+from protocol.run.host_sections import has_loss_gate
 from protocol.run.manifest import RunConfig
 from protocol.run.source_section import SourceSection
 from protocol.run.traffic import needed_mbit_per_s, round_bytes
@@ -63,12 +64,14 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
 
 
 def _told_value(config: RunConfig, table: object, name: str) -> object:
-    """The value of a key. Of those whose default follows from other keys, the number that follows."""
+    """The value of a key. Of those whose default follows from other keys, what follows."""
     match name:
         case "chunk_elements":
             return config.chunk_elements
         case "max_peers":
             return config.run.most_peers
+        case "loss_gate":
+            return has_loss_gate(config.round, config.admission, config.run.shards)
         case _:
             value: object = getattr(table, name)
             return value

@@ -134,3 +134,15 @@ def with_open_door(values: Mapping[str, object]) -> dict[str, object]:
     given = {name: section for name, section in values.items() if isinstance(section, dict)}
     admission = {**given.get("admission", {}), "open": True}
     return {**values, "admission": admission, "round": {"robust": OPEN_GUARD, **given.get("round", {})}}
+
+
+def keys_of_open_door(values: Mapping[str, object]) -> frozenset[str]:
+    """The keys that `with_open_door` adds or changes, as "section.key"."""
+    found = with_open_door(values)
+    return frozenset(
+        f"{name}.{key}"
+        for name, section in found.items()
+        if isinstance(section, dict) and section != (before := values.get(name))
+        for key, value in section.items()
+        if not isinstance(before, dict) or before.get(key) != value
+    )

@@ -104,7 +104,16 @@ def test_peers_that_came_by_the_open_door_are_told_with_their_standing_and_why()
     assert header.split() == ["NAME", "STANDING", "PASSED", "FAILED", "WHY"]
     assert line.split() == ["brisk-lentil", "stranger", "7", "1", "7", "of", "10", "passed"]
     *_, line = peers_text([replace(HOST, peers=({**first, "standing": "member"}, *others))])
-    assert line.split() == ["brisk-lentil", "member", "-", "-", "-"], "a peer knows of no audits"
+    assert line.split() == ["brisk-lentil", "member"], "a peer knows of no audits"
+
+
+def test_the_reason_for_a_standing_is_whole_however_long_it_is() -> None:
+    first, *others = PEERS
+    reason = "it came by the open door, and its work was not yet counted on enough days; 3 of 10 audits passed"
+    *_, line = peers_text(
+        [replace(HOST, peers=({**first, "standing": "stranger", "standing_reason": reason}, *others))]
+    )
+    assert line.endswith(reason)
 
 
 def test_peers_are_sorted_by_name_or_with_the_largest_contribution_or_speed_first() -> None:

@@ -77,7 +77,30 @@ def test_each_setting_says_where_it_comes_from(
         "invite_uses 100 (default)",
         f"model.dim 8 (file {tmp_path / 'run.toml'})",
         "checkpoint.keep 3 (default)",
+        "round.loss_gate false (default)",
     } <= reported
+
+
+def test_keys_that_the_open_door_sets_come_from_the_flag_and_those_of_the_file_from_the_file(tmp_path: Path) -> None:
+    def told(run_file: Path) -> set[str]:
+        return {" ".join(line.split()) for line in _dry_run(run_file, "--open", "--state-dir", str(tmp_path / "s"))}
+
+    run_file = write_run_file(tmp_path)
+    text = run_file.read_text()
+    assert {
+        "admission.open true (flag --open)",
+        "round.robust clip-agree (flag --open)",
+        "round.loss_gate true (default)",
+        f"model.dim 8 (file {run_file})",
+    } <= told(run_file)
+    run_file.write_text(
+        text.replace("[round]", '[round]\nrobust = "clip"') + "[admission]\nopen = true\npuzzle_bits = 3\n"
+    )
+    assert {
+        f"admission.open true (file {run_file})",
+        f"admission.puzzle_bits 3 (file {run_file})",
+        f"round.robust clip (file {run_file})",
+    } <= told(run_file)
 
 
 def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> None:

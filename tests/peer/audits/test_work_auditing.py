@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import structlog
 import torch
 import trio
 import trio.testing
@@ -269,8 +270,10 @@ async def test_steps_wait_while_the_owner_allows_no_training(
     world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
     scene = replace(_scene(world), allowed=lambda: trio.current_time() > 500.0)
-    await scene.run()
+    with structlog.testing.capture_logs() as logs:
+        await scene.run()
     assert len(scene.verdicts) == 1
+    assert [(each["event"], each.get("steps")) for each in logs] == [("audit_begun", STEPS), ("work_audited", None)]
     assert scene.ops.count("audit_redo") > 1
     assert scene.first_redo_s > 500.0
 

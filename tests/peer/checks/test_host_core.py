@@ -23,6 +23,7 @@ from peer.checks.host_core import (
 from peer.checks.machine_core import Finding, Level, Unread
 from peer.membership import joining
 from peer.membership.host_ways_core import Purpose, Tried
+from protocol.identity.puzzle import MOST_BITS
 
 REACHED = ReachReport("0.0.0.0", 4001, True, "203.0.113.9", True, "")
 FAST = Flow(8 << 20, 1.0)
@@ -140,6 +141,15 @@ def test_host_that_would_not_let_us_in_is_a_fail_and_nothing_more_is_told() -> N
     findings = judge_host(refused)
     assert [f.name for f in findings] == ["host", "clock", "admission"]
     assert (findings[-1].level, findings[-1].fix) == (Level.FAIL, "ask the host")
+
+
+def test_a_stranger_at_an_open_run_hears_of_the_puzzle_and_of_one_that_a_join_would_refuse() -> None:
+    findings = judge_host(replace(FINE, reach=None, line=None, puzzle_bits=10))
+    assert [f.name for f in findings] == ["host", "clock", "admission"]
+    assert findings[-1].level is Level.OK
+    assert "about 10 s of one core" in findings[-1].found
+    hard = judge_host(replace(FINE, reach=None, line=None, puzzle_bits=MOST_BITS + 1))[-1]
+    assert (hard.level, hard.fix) == (Level.FAIL, "ask the run's owner to lower puzzle_bits")
 
 
 def test_constants_are_those_of_the_code_that_acts_on_them() -> None:

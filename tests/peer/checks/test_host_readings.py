@@ -28,6 +28,7 @@ from protocol.identity.identity import Identity
 from protocol.identity.identity_file import open_identity
 from protocol.identity.invite import Invite, hash_secret
 from protocol.pb import coordinator_pb2 as pb
+from tests.coordinator.admission.test_open_door import TOML as OPEN_TOML
 from tests.coordinator.host_world import SECRET, HostWorld
 from tests.peer.checks.test_doctor import on_machine
 from tests.peer.checks.test_machine_core import FINE
@@ -165,6 +166,23 @@ async def test_invite_that_the_host_would_refuse_is_told_before_anybody_joins(tm
         assert readings.refusal is not None
         assert "did not make" in readings.refusal.found
         assert "ask the host for a new one" in readings.refusal.fix
+
+
+async def test_the_line_of_an_open_run_leads_to_its_puzzle_and_is_no_refusal(tmp_path: Path) -> None:
+    async with serving(tmp_path, OPEN_TOML) as (host, _, address):
+        readings = await ask(config(tmp_path), invite(host, address, secret=b"", is_open=True))
+        assert isinstance(readings.answer, Answer)
+        assert (readings.refusal, readings.puzzle_bits) == (None, 2)
+        away = (await ask(config(tmp_path), invite(host, free_address(), secret=b"", is_open=True))).answer
+        assert isinstance(away, NoAnswer)
+        assert away.is_needed
+
+
+async def test_the_open_line_of_a_run_that_admits_no_strangers_is_told_before_anybody_joins(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (host, _, address):
+        readings = await ask(config(tmp_path), invite(host, address, secret=b"", is_open=True))
+        assert readings.refusal is not None
+        assert readings.refusal.fix == "ask the host for an invite"
 
 
 async def test_run_that_has_ended_is_told_before_anybody_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

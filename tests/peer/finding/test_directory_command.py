@@ -29,5 +29,5 @@ def test_peers_that_are_no_nodes_are_refused_before_a_key_is_made() -> None:
     app.callback()(lambda: None)
     add_directory_command(app, "For hosts")
     result = CliRunner().invoke(app, ["directory", "--peers", "http://runs.example.org"])
-    assert result.exit_code != 0
+    assert isinstance(result.exception, ConfigError)
     assert "--peers names no nodes" in str(result.exception)

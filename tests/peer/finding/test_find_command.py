@@ -55,6 +55,7 @@ def test_something_else_than_an_address_is_refused_before_anything_is_asked() ->
     result = CliRunner().invoke(_cli(), ["find", "file:///etc/passwd"])
     assert result.exit_code != 0
     assert "no list of runs" in str(result.exception)
+    assert "addresses of a directory" in str(result.exception)
 
 
 def test_cards_of_a_directory_are_shown_like_those_of_a_list_and_those_left_out_are_counted(

@@ -32,7 +32,7 @@ from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.identity import Identity
 from protocol.ids import CommitId, Root, RunId
 from tests.coordinator.chain_world import PEERS
-from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
+from tests.coordinator.host_world import RUN_TOML, SECRET, UNIT, HostWorld, open_host
 from tests.ports import free_port
 
 NUM_REPORTS = 20
@@ -55,8 +55,8 @@ def tls(host: HostWorld) -> ServerTls:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path) -> AsyncIterator[tuple[HostWorld, AsyncioThread, str]]:
-    with open_host(tmp_path, SystemClock()) as host:
+async def serving(tmp_path: Path, toml: str = RUN_TOML) -> AsyncIterator[tuple[HostWorld, AsyncioThread, str]]:
+    with open_host(tmp_path, SystemClock(), toml=toml) as host:
         host.invite()
         async with (
             open_asyncio_thread() as thread,
