@@ -23,7 +23,7 @@ from a file or a stranger, are shown as escapes.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from protocol.tables import printable
 
@@ -135,6 +135,10 @@ class ConnectionReset(PeerUnreachable):
 
 class CallTimeout(TransportError):
     """No answer within the deadline: the other side is slow, frozen or cut off."""
+
+
+MIGHT_WORK_LATER: Final = (TemporaryError, UnreachableError, TransportError)
+"""After these the same call may succeed a little later; after any other it fails again."""
 
 
 def no_memory(num_bytes: int) -> MachineError:

@@ -32,7 +32,7 @@ from peer.audits.work_audit_core import (
 )
 from peer.scores.scoring_core import TimeBudget, next_size
 from peer.training.worker_channel import Command, Redone, RedoOrder, Reply
-from protocol.errors import CallTimeout, PotluckError, TemporaryError, TransportError, UnreachableError
+from protocol.errors import MIGHT_WORK_LATER, PotluckError
 from protocol.host.work_verdict import WorkVerdict, encode_verdict, verdict_of
 from protocol.identity.names import peer_name
 from protocol.identity.standing import PeerStanding
@@ -64,8 +64,6 @@ LOOK_EVERY_S: Final = 1.0
 MOST_TURN_STEPS: Final = 256
 MOST_TOLD: Final = 4096
 """Contributors whose last steps are remembered; beyond that the oldest are forgotten."""
-
-_MIGHT_WORK_LATER: Final = (TemporaryError, UnreachableError, TransportError, CallTimeout)
 
 
 @runtime_checkable
@@ -245,16 +243,13 @@ class WorkAuditing:
                 turn_steps=size,
                 spans=tuple(spans),
             )
-            began_s = trio.current_time()
             redone = await self._order(Command(op="audit_redo", redo=order))
             if redone is None:
                 return None
-            # the wait for an own step takes nothing from training
-            took_s = redone.took_s or trio.current_time() - began_s
-            self.budget = self.budget.after(took_s * self.tools.slowdown(), trio.current_time())
+            self.budget = self.budget.after(redone.took_s * self.tools.slowdown(), trio.current_time())
             if not redone.num_left:
                 return torch.frombuffer(bytearray(redone.delta), dtype=torch.float32)
-            size = next_size(size, took_s, MOST_TURN_STEPS)
+            size = next_size(size, redone.took_s, MOST_TURN_STEPS)
 
     async def _is_allowed(self) -> bool:
         """Wait until training has had its time since the last turn, and its owner allows it. False after a long pause."""
@@ -271,7 +266,7 @@ class WorkAuditing:
             while True:
                 try:
                     await self.tools.send(sealed)
-                except _MIGHT_WORK_LATER as error:
+                except MIGHT_WORK_LATER as error:
                     log.debug("verdict_not_delivered", reason=error.one_line())
                     await trio.sleep(SEND_EVERY_S)
                     continue

@@ -35,14 +35,7 @@ from peer.status.duties_core import EvaluationTurns
 from peer.status.status_board import StatusBoard
 from peer.training.worker_channel import Scored, ScoreOrder
 from peer.training.worker_errors import WorkerDied, all_finite
-from protocol.errors import (
-    CallTimeout,
-    LocalProtocolError,
-    PotluckError,
-    TemporaryError,
-    TransportError,
-    UnreachableError,
-)
+from protocol.errors import MIGHT_WORK_LATER, LocalProtocolError, PotluckError
 from protocol.ids import CommitId
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.evaluators import is_turn_of
@@ -72,7 +65,6 @@ TRIES: Final = 3
 """How often a slice is tried when the training process dies."""
 
 MAX_UNSENT: Final = 64
-_MIGHT_WORK_LATER: Final = (TemporaryError, UnreachableError, TransportError, CallTimeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +220,7 @@ class TaskScoring:
             for sealed in tuple(self.unsent):
                 try:
                     await self.tools.send(sealed)
-                except _MIGHT_WORK_LATER as error:
+                except MIGHT_WORK_LATER as error:
                     log.debug("score_not_delivered", reason=error.one_line())
                     continue
                 except PotluckError as error:

@@ -129,7 +129,7 @@ class Redone(_Message):
     Attributes:
         num_left: steps that are still to be taken.
         delta: the values of the spans, joined, float32, once no step is left; in base64 on the wire.
-        took_s: seconds that the order took, as in `Scored`.
+        took_s: seconds of the turn, for which training stood still, without the wait for its last step.
         problem: why the order cannot be obeyed; then nothing else counts. Empty if it was.
     """
 
