@@ -23,10 +23,10 @@ LEAST_USUAL_GAP: Final = 0.2
 """Below it honest work and other work lie too close together to tell them apart by a single verdict."""
 
 PASS_SHARE: Final = 0.5
-"""Work passes if its gap is above this share of the usual one."""
+"""Work passes if its gap is above this share of the usual one (tests/benchmarks/LOG.md, "Work done again")."""
 
 LEAST_LENGTH: Final = 0.55
-"""A contribution shorter than this part of the redone delta was made in fewer steps than it claims."""
+"""A contribution shorter than this part of the redone delta was made in fewer steps than it claims. As `PASS_SHARE` by measurement."""
 
 MEMBER_PASSES: Final = 10
 MEMBER_AUDITORS: Final = 3

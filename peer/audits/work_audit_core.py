@@ -39,7 +39,7 @@ MOST_STEPS: Final = 4096
 """A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
 
 LEAST_STEPS: Final = 16
-"""Fewer local steps say too little of the windows that they read."""
+"""Fewer local steps say too little of the windows that they read (tests/benchmarks/LOG.md, "Work done again")."""
 
 LEAST_DIFFERENCE: Final = 1e-3
 """Least 1 - cos(redone delta, control). Below it the windows make no difference, and there is no finding."""
