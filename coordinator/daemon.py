@@ -46,9 +46,10 @@ from coordinator.admission.addresses import (
     public_url,
     settle_addresses,
 )
+from coordinator.admission.hosted_run import hosted_run
 from coordinator.admission.invites import InviteAddresses, known_reach
 from coordinator.admission.rpc import RpcServer, ServerTls, open_rpc_server
-from coordinator.admission.service import CoordinatorService, HostedRun
+from coordinator.admission.service import CoordinatorService
 from coordinator.audits.sum_judge import judge_sums
 from coordinator.checkpoints.verify import verify_checkpoint
 from coordinator.gate.loss_gate import opened_gate
@@ -317,18 +318,7 @@ async def _open_network(host: HostDaemon, thread: AsyncioThread, addresses: Host
 async def _open_rpc(
     host: HostDaemon, thread: AsyncioThread, addresses: HostAddresses, node: _Node, door: OpenDoor | None
 ) -> AsyncIterator[RpcServer]:
-    run, config = host.run, host.run.manifest.config
-    hosted = HostedRun(
-        run_id=run.manifest.run_id,
-        signed_manifest=run.signed_manifest,
-        dataset=run.dataset.canonical_bytes(),
-        max_peers=config.run.most_peers,
-        credential_days=config.admission.credential_days,
-        authority=run.authority,
-        verifier=Ed25519Verifier(),
-        peer_id=host.held.identity.peer_id,
-        bootstrap=node.addresses,
-    )
+    run, hosted = host.run, hosted_run(host.run, host.held.identity.peer_id, node.addresses)
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock, host.scores, door)
     names = (TLS_SERVER_NAME, *addresses.public_hosts)
     # Valid from the CA's own begin. A peer whose clock is behind then gets an error about its clock, not about a certificate.

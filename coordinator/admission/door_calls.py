@@ -17,8 +17,8 @@ from protocol.received import parse
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock
+    from coordinator.admission.hosted_run import HostedRun
     from coordinator.admission.open_door import OpenDoor
-    from coordinator.admission.service import HostedRun
     from coordinator.progress.tracker import RunTracker
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from averaging.release import installed_release
@@ -54,20 +54,19 @@ from protocol.identity.identity import public_key_from_peer_id
 from protocol.identity.invite import hash_secret
 from protocol.identity.names import peer_name
 from protocol.identity.revocation import fingerprint, has_others, missing, open_revocation
-from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
+from protocol.ids import PROTOCOL_VERSION, PeerId
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import parse
 from protocol.scores.score_result import SCORE_DOMAIN
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock
+    from coordinator.admission.hosted_run import HostedRun
     from coordinator.admission.open_door import OpenDoor
     from coordinator.ledger.ledger import Ledger
     from coordinator.ledger.ledger_writer import LedgerWriter
     from coordinator.progress.tracker import RunTracker
     from coordinator.scores.task_scores import TaskScores
-    from protocol.identity.credential import CertificateAuthority
-    from protocol.identity.identity import Verifier
 
 WATCH_BEAT_S: Final = 10.0
 """A watcher gets a message at least this often, in seconds, so that it can tell a quiet run from a dead coordinator."""
@@ -78,21 +77,6 @@ UnaryCall = Callable[[bytes], Awaitable[bytes]]
 
 CallFrom = Callable[[bytes, str], Awaitable[bytes]]
 """The same for a call that depends on the IP address it came from."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostedRun:
-    """The run's public documents for a newcomer, and the keys that sign. `dataset` is the canonical JSON of the packed data."""
-
-    run_id: RunId
-    signed_manifest: bytes
-    dataset: bytes
-    max_peers: int
-    credential_days: int
-    authority: CertificateAuthority
-    verifier: Verifier
-    peer_id: PeerId
-    bootstrap: Callable[[], tuple[str, ...]]
 
 
 class CoordinatorService:

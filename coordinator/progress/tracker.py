@@ -57,7 +57,7 @@ from protocol.run.host_sections import has_loss_gate
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Clock, Offload
-    from coordinator.gate.loss_gate import LossGate
+    from coordinator.audits.run_gate import RunGate
     from coordinator.history.run_history import RunHistory
     from coordinator.ledger.ledger_writer import LedgerWriter
     from protocol.identity.identity import Signer, Verifier
@@ -111,7 +111,7 @@ class RunTracker:
         self._seen_unix_s: dict[CommitId, int] = {}
         self.has_gate = has_loss_gate(run.manifest.config.round, run.manifest.config.admission, config.shards)
         self.curves = LossCurves(run.heldout_shares, has_many=self.has_gate)
-        self.gate: LossGate | None = None
+        self.gate: RunGate | None = None
         self.convictions = Convictions(run.run_id, run.signer, run.verifier, ledger, clock)
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing = MissingLog()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from averaging.network.seams.interfaces import Clock, Offload
 from averaging.state.start_state import start_root
+from coordinator.admission.hosted_run import HostedRun
 from coordinator.admission.open_door import OpenDoor, door_rules, standing_rules
-from coordinator.admission.service import CoordinatorService, HostedRun
+from coordinator.admission.service import CoordinatorService
 from coordinator.ledger.ledger import Ledger, open_ledger
 from coordinator.ledger.ledger_writer import LedgerWriter
 from coordinator.progress.tracker import RunTracker, TrackedRun
