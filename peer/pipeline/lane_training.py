@@ -32,7 +32,8 @@ from peer.pipeline.lane_rounds import StageRounds
 from peer.pipeline.lane_service import LaneRole, LaneService
 from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.stage.lane_compute import LaneShape
-from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.process_work import ProcessWork
+from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied, open_stage_process
 from peer.pipeline.stage_moves import MoveRole, StageMoves
 from peer.pipeline.transport.lane_network import OwnLoop
 from peer.pipeline.transport.lane_work import LaneContext
