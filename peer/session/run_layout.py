@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -25,6 +26,7 @@ from peer.training.peer_trainer import PeerTrainer
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Layout, World
 from peer.training.plan.layout_core import LayoutChoice
+from peer.training.plan.owned_cards_core import FREE_AGAIN, LeftOut, OwnedCard
 from peer.training.trainer import WorkerTrainer
 from peer.training.training_plan import TrainingPlan
 from protocol.run.manifest import RunConfig
@@ -74,26 +76,47 @@ async def keep_cards(
     board: StatusBoard,
     choose: Callable[[OwnCards], LayoutChoice],
     at_work: Callable[[], Sequence[CardState]],
-    regroup: Callable[[World], None],
+    regroup: Callable[[World], None] | None,
     offload: Offload,
 ) -> None:
-    """Have cards that were left out train again once they can, until cancelled.
+    """Have cards that were left out train again once they can, until cancelled. Where they would have a replica of their own, the
+    status says that a restart of the peer is needed.
 
     Args:
-        choose: one replica over cards that were read anew.
-        at_work: the cards of the replica, also those that are left out.
-        regroup: goes on with these cards from the next round on.
+        choose: the layout for cards that were read anew.
+        at_work: the cards of all replicas, also those that are left out. An island that is left out is tried again by itself.
+        regroup: goes on with these cards as one replica, from the next round on; None for a peer with islands.
     """
 
-    def take(own: OwnCards, choice: LayoutChoice) -> None:
+    def take(own: OwnCards, choice: LayoutChoice) -> bool:
+        worlds = choice.layout.worlds
+        if regroup is None or len(worlds) > 1:
+            ours = {card.device for card in at_work()}
+            own.release(card.uuid for card in own.cards if card.device not in ours)
+            _tell_free(board, [card for card in own.cards if card.device not in ours])
+            return False
+        log.info("cards_back", devices=", ".join(worlds[0].devices), reason=choice.layout.reason)
         board.own_cards = own
         _show(board, choice)
-        regroup(choice.layout.worlds[0])
+        regroup(worlds[0])
+        return True
 
     def devices() -> list[str]:
         return [card.device for card in at_work() if not card.left_out]
 
     await watch_for_return(board.own_cards, choose, devices, take, offload)
+
+
+def _tell_free(board: StatusBoard, free: Sequence[OwnedCard]) -> None:
+    """Say of cards that they can train after a restart."""
+    if board.layout is None:
+        return
+    numbers = {card.number for card in free}
+    others = [out for out in board.layout.left_out if out.card.number not in numbers]
+    told = (*others, *(LeftOut(card, FREE_AGAIN) for card in free))
+    if told != board.layout.left_out:
+        board.layout = replace(board.layout, left_out=told)
+        log.info("cards_free", cards=", ".join(card.words for card in free), reason=FREE_AGAIN)
 
 
 @asynccontextmanager
@@ -106,20 +129,23 @@ async def trainer_on_cards(
         ConfigError: as `run_layout`.
     """
     layout, board = await run_layout(life, run, plan, anchor_N, plan.experts), life.board
+    is_shared = len(layout.worlds) == 1 and layout.worlds[0].mesh.num_ranks > 1
 
     def without(left: Sequence[str]) -> World | None:
         return world_without(board.own_cards, life.config, run, plan.experts, left)
 
     def choose(own: OwnCards) -> LayoutChoice:
-        return one_replica_of(own, life.config, run, plan.experts)
+        if is_shared:
+            return one_replica_of(own, life.config, run, plan.experts)
+        return layout_of(own, life.config, run, plan.experts)
 
     async with open_trainer(plan, layout, anchor_N, life.worker, without) as trainer:
         del anchor_N
         board.machine.trains_on = lambda: trainer.card
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
         async with trio.open_nursery() as nursery:
-            if isinstance(trainer, WorkerTrainer) and layout.worlds[0].mesh.num_ranks > 1:
-                nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, trainer.regroup, ThreadOffload())
+            regroup = trainer.regroup if isinstance(trainer, WorkerTrainer) else None
+            nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, regroup, ThreadOffload())
             yield trainer
             nursery.cancel_scope.cancel()
 
