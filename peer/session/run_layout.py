@@ -79,7 +79,7 @@ async def keep_cards(
     regroup: Callable[[World], None] | None,
     offload: Offload,
 ) -> None:
-    """Have cards that were left out train again once they can, until cancelled. Where they would have a replica of their own, the
+    """Have cards that were left out train again once they can, until cancelled. If they would have a replica of their own, the
     status says that a restart of the peer is needed.
 
     Args:
