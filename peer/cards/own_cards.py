@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,10 +25,6 @@ log = structlog.get_logger()
 _SHARED: Final = "another peer of this user trains on the only card too, so that each is slower"
 
 
-def _release_none(_uuids: Iterable[str]) -> None:
-    """No card is locked."""
-
-
 @dataclass(frozen=True, slots=True)
 class OwnCards:
     """The cards to train on.
@@ -40,7 +36,6 @@ class OwnCards:
         note: that others train on the only card; empty if none do.
         again: reads the cards anew and takes those that can be had by then. Blocks for seconds. Raises MachineError. None where
             there is nothing to read.
-        release: lets other peers of this user have these cards, by UUID.
     """
 
     cards: tuple[OwnedCard, ...] = ()
@@ -48,7 +43,6 @@ class OwnCards:
     links: Links = field(default_factory=Links)
     note: str = ""
     again: Callable[[], OwnCards] | None = field(default=None, compare=False)
-    release: Callable[[Iterable[str]], None] = field(default=_release_none, compare=False)
 
     @property
     def are_all_left_out(self) -> bool:
@@ -130,7 +124,7 @@ def _taken(
     again = partial(
         _taken, read, names, locks, must_be_card=must_be_card, held=frozenset(_name(card) for card in taken.cards)
     )
-    return OwnCards(taken.cards, taken.left_out, found.links, again=again, release=locks.release)
+    return OwnCards(taken.cards, taken.left_out, found.links, again=again)
 
 
 def _name(card: OwnedCard) -> str:

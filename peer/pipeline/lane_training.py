@@ -188,7 +188,8 @@ async def _keep_cards(life: PeerSession, run: StageRun, process: StageProcess, l
     def regroup(world: World) -> None:
         process.regroup(world, now=not lanes.is_in_lane)
 
-    await keep_cards(life.board, choose, lambda: process.cards(0.0, 0), regroup, ThreadOffload())
+    begin_anew = life.departure.begin_anew
+    await keep_cards(life.board, choose, lambda: process.cards(0.0, 0), regroup, begin_anew, ThreadOffload())
 
 
 def _show(life: PeerSession, process: StageProcess, shares: StageShares) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -26,7 +25,6 @@ from peer.training.peer_trainer import PeerTrainer
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Layout, World
 from peer.training.plan.layout_core import LayoutChoice
-from peer.training.plan.owned_cards_core import FREE_AGAIN, LeftOut, OwnedCard
 from peer.training.trainer import WorkerTrainer
 from peer.training.training_plan import TrainingPlan
 from protocol.run.manifest import RunConfig
@@ -77,46 +75,43 @@ async def keep_cards(
     choose: Callable[[OwnCards], LayoutChoice],
     at_work: Callable[[], Sequence[CardState]],
     regroup: Callable[[World], None] | None,
+    begin_anew: Callable[[], None],
     offload: Offload,
 ) -> None:
-    """Have cards that were left out train again once they can, until cancelled. If they would have a replica of their own, the
-    status says that a restart of the peer is needed.
+    """Have cards that were left out train again once they can, until cancelled.
+
+    A replica takes them from the next round on. If they would have a replica of their own, the peer hands its work over, and begins
+    anew with all cards. It does so only for cards that were not there when it began; an island that is left out is tried again by
+    itself.
 
     Args:
         choose: the layout for cards that were read anew.
-        at_work: the cards of all replicas, also those that are left out. An island that is left out is tried again by itself.
+        at_work: the cards of all replicas, also those that are left out.
         regroup: goes on with these cards as one replica, from the next round on; None for a peer with islands.
+        begin_anew: has the peer leave and come back. The board has the cards by then.
     """
 
     def take(own: OwnCards, choice: LayoutChoice) -> bool:
-        worlds = choice.layout.worlds
-        if regroup is None or len(worlds) > 1:
-            ours = {card.device for card in at_work()}
-            own.release(card.uuid for card in own.cards if card.device not in ours)
-            _tell_free(board, [card for card in own.cards if card.device not in ours])
+        worlds, before = choice.layout.worlds, {card.number for card in board.own_cards.cards}
+        if regroup is not None and len(worlds) == 1:
+            log.info("cards_back", devices=", ".join(worlds[0].devices), reason=choice.layout.reason)
+            board.own_cards = own
+            _show(board, choice)
+            regroup(worlds[0])
+            return True
+        new = [card.words for card in own.cards if card.number not in before]
+        if not new or board.state != "training":
             return False
-        log.info("cards_back", devices=", ".join(worlds[0].devices), reason=choice.layout.reason)
+        log.info("cards_back", cards=", ".join(new), reason="the peer begins anew with them")
         board.own_cards = own
-        _show(board, choice)
-        regroup(worlds[0])
+        board.say("leaving", f"to come back with {', '.join(new)}, which can train now")
+        begin_anew()
         return True
 
     def devices() -> list[str]:
         return [card.device for card in at_work() if not card.left_out]
 
     await watch_for_return(board.own_cards, choose, devices, take, offload)
-
-
-def _tell_free(board: StatusBoard, free: Sequence[OwnedCard]) -> None:
-    """Say of cards that they can train after a restart."""
-    if board.layout is None:
-        return
-    numbers = {card.number for card in free}
-    others = [out for out in board.layout.left_out if out.card.number not in numbers]
-    told = (*others, *(LeftOut(card, FREE_AGAIN) for card in free))
-    if told != board.layout.left_out:
-        board.layout = replace(board.layout, left_out=told)
-        log.info("cards_free", cards=", ".join(card.words for card in free), reason=FREE_AGAIN)
 
 
 @asynccontextmanager
@@ -145,7 +140,8 @@ async def trainer_on_cards(
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
         async with trio.open_nursery() as nursery:
             regroup = trainer.regroup if isinstance(trainer, WorkerTrainer) else None
-            nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, regroup, ThreadOffload())
+            begin_anew = life.departure.begin_anew
+            nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, regroup, begin_anew, ThreadOffload())
             yield trainer
             nursery.cancel_scope.cancel()
 

@@ -16,9 +16,6 @@ from protocol.errors import ConfigError, MachineError
 NOT_NAMED: Final = "not among --gpus"
 """Why a card is left out whose owner named others."""
 
-FREE_AGAIN: Final = "it can train now: start this peer again to use it"
-"""Why a card is left out that came, or came back, to a peer whose replicas are on other cards."""
-
 TAKEN_SHARE: Final = 0.5
 """A card is left to other programs if they hold more of its memory than this."""
 
