@@ -113,8 +113,8 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     """Take part in a run until it ends or the user stops it; without an invite in the one called `run`, or in the last one. Returns
     the exit code 0.
 
-    A peer that moves to another stage leaves and joins again, in this process. `worker` is a training process that is already
-    running.
+    A peer that moves to another stage, or to more cards, leaves and joins again, in this process. `worker` is a training process that
+    is already running.
 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, an unreachable host, an identity in use.
@@ -131,14 +131,14 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
         log_path = config.state_dir / LOG_FOLDER / LOG_NAME
         print(f"log: {log_path}", flush=True)
-        comes_back = True
         with keep_log(log_path), own_process(config, folder), own_cards(config, device) as cards:
             if BLOCKS is None:
                 log.warning("codecs_not_compiled", costs="more processor time", mend="`potluck doctor` says how")
-            while comes_back:
+            own: OwnCards | None = cards
+            while own is not None:
                 session = take_session(config.state_dir, clock.unix_s())
-                comes_back = run_single_error(
-                    partial(_main, with_kept(config), invite, held, folder, session, clock, worker, cards)
+                own = run_single_error(
+                    partial(_main, with_kept(config), invite, held, folder, session, clock, worker, own)
                 )
                 worker = None
     return 0
@@ -153,8 +153,8 @@ async def _main(
     clock: SystemClock,
     worker: EarlyWorker | None,
     cards: OwnCards,
-) -> bool:
-    """One life of the peer. Returns whether another one follows."""
+) -> OwnCards | None:
+    """One life of the peer. Returns the cards of the one that follows; None if there is none."""
     disk = DiskMeter(config.state_dir, ThreadOffload())
     clear_unfinished(folder)
     found = set_aside(folder)
@@ -190,7 +190,7 @@ async def _main(
             async with notices_of(life):
                 await _take_part(life, http_port)
         nursery.cancel_scope.cancel()
-    return life.departure.comes_back
+    return board.own_cards if life.departure.comes_back else None
 
 
 async def _take_part(life: PeerSession, http_port: int) -> None:

@@ -13,7 +13,7 @@ from averaging.network.seams.interfaces import Offload
 from peer.cards.own_cards import OwnCards
 from peer.training.plan.layout_core import LayoutChoice
 from peer.training.plan.owned_cards_core import NOT_NAMED
-from protocol.errors import PotluckError
+from protocol.errors import MachineError, PotluckError
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ async def watch_for_return(
     own: OwnCards,
     choose: Callable[[OwnCards], LayoutChoice],
     at_work: Callable[[], Sequence[str]],
-    take: Callable[[OwnCards, LayoutChoice], None],
+    take: Callable[[OwnCards, LayoutChoice], bool],
     offload: Offload,
 ) -> None:
     """Look until cancelled. Returns at once if no card of the machine can come back.
@@ -33,25 +33,34 @@ async def watch_for_return(
     Args:
         own: the cards as they were at the start.
         choose: the layout for cards that were read anew, at least one. Blocks for a moment.
-        at_work: the devices that train now.
-        take: called with the cards as read and a layout of more cards than train now.
+        at_work: the devices that train now; the CPU trains only in place of a card.
+        take: called with the cards as read and a layout of more cards than train now. Returns whether they will train.
     """
     most = len(own.cards)
     while own.again is not None:
         await trio.sleep(LOOK_AGAIN_S)
         most = max(most, len(own.cards))
-        if len(at_work()) >= most and all(out.reason == NOT_NAMED for out in own.left_out):
+        training = [device for device in at_work() if device != "cpu"]
+        if len(training) >= most and all(out.reason == NOT_NAMED for out in own.left_out):
             continue
         try:
-            found = await offload.run(own.again)
-            if not found.cards:  # a driver that failed tells of none, and those that train stay known as ours
-                log.info("cards_not_read", reason="no card can be had")
-                continue
-            own, choice = found, await offload.run(partial(choose, found))
+            found = _whole_look(await offload.run(own.again), training)
+            choice = await offload.run(partial(choose, found))
         except PotluckError as error:
             log.info("cards_not_read", reason=error.one_line())
             continue
-        devices = choice.layout.worlds[0].devices
-        if len(choice.layout.worlds) == 1 and len(devices) > len(at_work()):
-            log.info("cards_back", devices=", ".join(devices), reason=choice.layout.reason)
-            take(own, choice)
+        if sum(len(world.devices) for world in choice.layout.worlds) <= len(training) or take(found, choice):
+            own = found
+
+
+def _whole_look(found: OwnCards, training: Sequence[str]) -> OwnCards:
+    """Cards that were read anew. A driver that failed may tell of some of them only, and those that train must stay known as ours.
+
+    Raises:
+        MachineError: a card that trains is not among them, or there is none.
+    """
+    missing = set(training) - {card.device for card in found.cards}
+    if missing or not found.cards:
+        what = f"no word of {', '.join(sorted(missing))}, which trains" if missing else "no card can be had"
+        raise MachineError(what, "all cards of the machine", "the next look is in some minutes")
+    return found

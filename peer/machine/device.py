@@ -114,8 +114,16 @@ def available_bytes(device: torch.device) -> int:
 
 def has_room_of_step(device: torch.device) -> bool:
     """Whether torch's tensors could take now what they took at most since `forget_most_used`. True where torch does not count them."""
-    taken_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    return available_bytes(device) >= most_used_bytes(device) - taken_bytes
+    return has_room_beside_step(device, 0)
+
+
+def has_room_beside_step(device: torch.device, num_bytes: int) -> bool:
+    """Whether torch's tensors could still take what they took at most since `forget_most_used` if so many bytes more were taken now.
+    True where torch does not count them.
+    """
+    if device.type != "cuda":
+        return True
+    return available_bytes(device) - num_bytes >= most_used_bytes(device) - torch.cuda.memory_allocated(device)
 
 
 def forget_most_used(device: torch.device) -> None:

@@ -32,7 +32,8 @@ from peer.pipeline.lane_rounds import StageRounds
 from peer.pipeline.lane_service import LaneRole, LaneService
 from peer.pipeline.lane_shares import StageShares
 from peer.pipeline.stage.lane_compute import LaneShape
-from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.process_work import ProcessWork
+from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied, open_stage_process
 from peer.pipeline.stage_moves import MoveRole, StageMoves
 from peer.pipeline.transport.lane_network import OwnLoop
 from peer.pipeline.transport.lane_work import LaneContext
@@ -187,7 +188,8 @@ async def _keep_cards(life: PeerSession, run: StageRun, process: StageProcess, l
     def regroup(world: World) -> None:
         process.regroup(world, now=not lanes.is_in_lane)
 
-    await keep_cards(life.board, choose, lambda: process.cards(0.0, 0), regroup, ThreadOffload())
+    begin_anew = life.departure.begin_anew
+    await keep_cards(life.board, choose, lambda: process.cards(0.0, 0), regroup, begin_anew, ThreadOffload())
 
 
 def _show(life: PeerSession, process: StageProcess, shares: StageShares) -> None:

@@ -2,7 +2,7 @@
 
 A request to leave ends everything at once, except in rounds, where the peer first says goodbye.
 
-A peer that moves to another part of the run also leaves, and comes back at once.
+A peer that moves to another part of the run, or trains on more cards from now on, also leaves, and comes back at once.
 
 At the end of a run a peer stays while others still download from it; the host with its last checkpoint is one of them.
 
@@ -26,6 +26,7 @@ class Departure:
         self.comes_back = False
         """Whether the peer restarts at once with the state on its disk."""
 
+        self._is_ordered = False
         self._scope: trio.CancelScope | None = None
 
     def ends(self) -> trio.CancelScope:
@@ -37,12 +38,12 @@ class Departure:
 
     def order(self) -> None:
         """Leave. Has no effect if no scope was entered."""
-        self.comes_back = False
+        self.comes_back, self._is_ordered = False, True
         self._end()
 
     def begin_anew(self) -> None:
         """Leave as after `order`, and come back. Ignored once `order` was given."""
-        self.comes_back = True
+        self.comes_back = not self._is_ordered
         self._end()
 
     def _end(self) -> None:

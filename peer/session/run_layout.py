@@ -74,21 +74,39 @@ async def keep_cards(
     board: StatusBoard,
     choose: Callable[[OwnCards], LayoutChoice],
     at_work: Callable[[], Sequence[CardState]],
-    regroup: Callable[[World], None],
+    regroup: Callable[[World], None] | None,
+    begin_anew: Callable[[], None],
     offload: Offload,
 ) -> None:
     """Have cards that were left out train again once they can, until cancelled.
 
+    A replica takes them from the next round on. If they would have a replica of their own, the peer hands its work over, and begins
+    anew with all cards. It does so only for cards that were not there when it began; an island that is left out is tried again by
+    itself.
+
     Args:
-        choose: one replica over cards that were read anew.
-        at_work: the cards of the replica, also those that are left out.
-        regroup: goes on with these cards from the next round on.
+        choose: the layout for cards that were read anew.
+        at_work: the cards of all replicas, also those that are left out.
+        regroup: goes on with these cards as one replica, from the next round on; None for a peer with islands.
+        begin_anew: has the peer leave and come back. The board has the cards by then.
     """
 
-    def take(own: OwnCards, choice: LayoutChoice) -> None:
+    def take(own: OwnCards, choice: LayoutChoice) -> bool:
+        worlds, before = choice.layout.worlds, {card.number for card in board.own_cards.cards}
+        if regroup is not None and len(worlds) == 1:
+            log.info("cards_back", devices=", ".join(worlds[0].devices), reason=choice.layout.reason)
+            board.own_cards = own
+            _show(board, choice)
+            regroup(worlds[0])
+            return True
+        new = [card.words for card in own.cards if card.number not in before]
+        if not new or board.state != "training":
+            return False
+        log.info("cards_back", cards=", ".join(new), reason="the peer begins anew with them")
         board.own_cards = own
-        _show(board, choice)
-        regroup(choice.layout.worlds[0])
+        board.say("leaving", f"to come back with {', '.join(new)}, which can train now")
+        begin_anew()
+        return True
 
     def devices() -> list[str]:
         return [card.device for card in at_work() if not card.left_out]
@@ -106,20 +124,24 @@ async def trainer_on_cards(
         ConfigError: as `run_layout`.
     """
     layout, board = await run_layout(life, run, plan, anchor_N, plan.experts), life.board
+    is_shared = len(layout.worlds) == 1 and layout.worlds[0].mesh.num_ranks > 1
 
     def without(left: Sequence[str]) -> World | None:
         return world_without(board.own_cards, life.config, run, plan.experts, left)
 
     def choose(own: OwnCards) -> LayoutChoice:
-        return one_replica_of(own, life.config, run, plan.experts)
+        if is_shared:
+            return one_replica_of(own, life.config, run, plan.experts)
+        return layout_of(own, life.config, run, plan.experts)
 
     async with open_trainer(plan, layout, anchor_N, life.worker, without) as trainer:
         del anchor_N
         board.machine.trains_on = lambda: trainer.card
         board.card_report, board.cards = lambda: trainer.card_report, lambda: trainer.cards
         async with trio.open_nursery() as nursery:
-            if isinstance(trainer, WorkerTrainer) and layout.worlds[0].mesh.num_ranks > 1:
-                nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, trainer.regroup, ThreadOffload())
+            regroup = trainer.regroup if isinstance(trainer, WorkerTrainer) else None
+            begin_anew = life.departure.begin_anew
+            nursery.start_soon(keep_cards, board, choose, lambda: trainer.cards, regroup, begin_anew, ThreadOffload())
             yield trainer
             nursery.cancel_scope.cancel()
 

@@ -154,16 +154,19 @@ class TrainingProcess:
     Args:
         num_elements: float32 values in each of its areas.
         early: a process that is already running; its memory is taken over with it.
+        more_bytes: of the shared memory, behind the areas.
     """
 
-    def __init__(self, num_elements: int, early: EarlyWorker | None = None) -> None:
+    def __init__(self, num_elements: int, early: EarlyWorker | None = None, *, more_bytes: int = 0) -> None:
         self.stream: trio.SocketStream | None = None
         """The stream to the process that has its plan, of several to the first; None if there is none."""
 
         self._early = early.take() if early is not None else None
-        self._memory_fd = early.memory_fd if early is not None else shared_memory()
-        os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
-        self.vectors = SharedVectors(self._memory_fd, num_elements)
+        self.memory_fd = early.memory_fd if early is not None else shared_memory()
+        """The file of the shared memory."""
+
+        os.ftruncate(self.memory_fd, mapping_bytes(num_elements) + more_bytes)
+        self.vectors = SharedVectors(self.memory_fd, num_elements)
         self._processes: tuple[subprocess.Popen[bytes], ...] = ()
         self._next: list[WorkerProcess] = []
         """Processes for the next life of several, which import while this one ends."""
@@ -255,7 +258,7 @@ class TrainingProcess:
         workers += alive[: num_ranks - len(workers)]
         try:
             while len(workers) < num_ranks:
-                workers.append(start_worker(self._memory_fd))
+                workers.append(start_worker(self.memory_fd))
         except OSError:
             _discard(workers)
             raise
@@ -267,7 +270,7 @@ class TrainingProcess:
         """Start the processes of the next life: their imports take longer than the end of this one."""
         with suppress(OSError):  # the next life tries again, and tells
             while len(self._next) < num_ranks:
-                self._next.append(start_worker(self._memory_fd))
+                self._next.append(start_worker(self.memory_fd))
 
     def kill(self) -> None:
         """Kill the running processes, if any. Their life is over then."""
@@ -282,7 +285,7 @@ class TrainingProcess:
     def close(self) -> None:
         """Free the shared memory."""
         self.forget_next()
-        os.close(self._memory_fd)
+        os.close(self.memory_fd)
 
 
 def _discard(workers: Sequence[WorkerProcess]) -> None:

@@ -2,9 +2,10 @@
 
 A lane has one replica of each stage and works as one data peer does. Within an inner step, the stage runs its passes in the
 schedule's order, each when its input is here. Then it reports its part of the gradient's norm, and steps when the lane has agreed
-on the whole. Snapshots are taken at the start of a round, at its end, and every few inner steps between. The lane contributes to
-the round when every stage holds the snapshot of its end. A member lost after that does not change it: all of the lane's work
-counts at every stage. When the lane goes back, everything of the earlier timeline is refused: an `epoch` numbers timelines.
+on the whole. Snapshots are taken at the start of a round, at its end, and every few inner steps between; the next steps do not wait
+until they are written. The lane contributes to the round when every stage holds the snapshot of its end. A member lost after that does
+not change it: all of the lane's work counts at every stage. When the lane goes back, everything of the earlier timeline is refused: an
+`epoch` numbers timelines.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class StepTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotHeld:
-    """This peer and a neighbour hold the copy of this point."""
+class SnapshotTaken:
+    """Parameters and moments of this point are copied. The copy is written, and brought to the neighbour, beside the next passes."""
 
     epoch: int
     at: Point
@@ -157,7 +158,7 @@ Event = (
     | PassDone
     | StepAgreed
     | StepTaken
-    | SnapshotHeld
+    | SnapshotTaken
     | SnapshotWhole
     | WentBack
     | SnapshotLoaded
@@ -196,8 +197,8 @@ class TakeStep:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Copy parameters and moments here and to the neighbour. Answer SnapshotHeld, and report it to the lane. Keep the previous
-    complete snapshot until the lane confirms this one (`lane.KeepFrom`).
+    """Copy parameters and moments. Answer SnapshotTaken. Beside the next passes write the copy here and to the neighbour, and report
+    it to the lane. Keep the previous complete snapshot until the lane confirms this one (`lane.KeepFrom`).
     """
 
     epoch: int
@@ -300,7 +301,7 @@ def step(state: StageState, event: Event) -> StageTransition:
             return _agreed(state, event)
         case StepTaken():
             return _step_taken(state, event)
-        case SnapshotHeld():
+        case SnapshotTaken():
             return _snapshot_held(state, event)
         case SnapshotWhole():
             return _snapshot_whole(state, event)
@@ -399,7 +400,7 @@ def _copy(state: StageState, reason: str) -> StageTransition:
     return StageTransition(replace(state, phase="copying"), (TakeSnapshot(state.epoch, state.at, reason),))
 
 
-def _snapshot_held(state: StageState, event: SnapshotHeld) -> StageTransition:
+def _snapshot_held(state: StageState, event: SnapshotTaken) -> StageTransition:
     if event.at != state.at or state.phase != "copying":
         return StageTransition(state, remark=f"a snapshot of {event.at}, here it is {state.at}, {state.phase}")
     if state.at.step >= state.config.inner_steps:

@@ -42,8 +42,9 @@ from averaging.network.seams.offload import ThreadOffload
 from peer.pipeline.seats.lane_keeper import LaneKeepers
 from peer.pipeline.seats.lane_member import LaneMember
 from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.stage.process_work import ProcessWork
 from peer.pipeline.stage.stage_channel import StageReply
-from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, open_stage_process
+from peer.pipeline.stage.stage_process import StageProcess, open_stage_process
 from peer.pipeline.transport.lane_network import OwnLoop
 from peer.pipeline.transport.lane_work import LaneContext, LaneShare
 from protocol.identity.credential import make_ca

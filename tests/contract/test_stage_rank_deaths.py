@@ -11,14 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 import torch
 import trio
 
+from peer.pipeline.stage.process_work import ProcessWork
 from peer.pipeline.stage.stage_channel import StageReply
-from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied, open_stage_process
 from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.training import training_process
+from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.layout import Mesh, World
+from peer.training.plan.plan_core import plan_words
 from peer.training.worker_channel import Area
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
@@ -96,11 +100,11 @@ class Lane:
 
     async def snapshots(self) -> tuple[bytes, bytes]:
         """Of both stages."""
-        return self.first.ask("snapshot")[1], await self.work.snapshot()
+        return self.first.snapshot(), await (await self.work.snapshot())()
 
     async def go_back(self, snapshots: tuple[bytes, bytes]) -> None:
         """Both stages continue from here."""
-        self.first.ask("restore", snapshots[0])
+        self.first.restore(snapshots[0])
         await self.work.restore(snapshots[1])
 
 
@@ -173,7 +177,7 @@ async def test_cards_that_are_back_hold_the_stage_from_the_end_of_a_round_on_and
             assert len(process.pids) == 1, "the round is not over"
             share_N = await lane.work.theta()
             await lane.work.adopt(share_N * 0.5)
-            after = await lane.work.snapshot()
+            after = await (await lane.work.snapshot())()
             assert len(process.pids) == 2
             own, others = decode_snapshot(before, schema), decode_snapshot(after, schema)
             assert torch.equal(others.theta_N, share_N * 0.5)
@@ -187,18 +191,41 @@ async def test_cards_that_are_back_hold_the_stage_from_the_end_of_a_round_on_and
             assert len(process.pids) == 1, "a peer without a seat waits for no round"
 
 
-async def test_memory_that_runs_out_on_one_card_moves_both_to_the_next_plan(tmp_path: Path, doom: Path) -> None:
-    async with _lane(tmp_path, TWO) as lane:
-        RankDoom(1, "backward", "memory").announce(doom)
-        with pytest.raises(StageProcessDied):
+_FULL: list[tuple[int, DoomPoint]] = [(1, "backward"), (0, "optimizer"), (1, "snapshot")]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ends"), [(TWO, _FULL[:1]), (IN_ROWS, _FULL)], ids=["each has all of it", "each has rows of it"]
+)
+async def test_memory_that_runs_out_on_one_card_at_any_point_moves_both_to_the_next_plan_and_the_lane_goes_on(
+    tmp_path: Path, doom: Path, mesh: Mesh, ends: list[tuple[int, DoomPoint]]
+) -> None:
+    schema, plans = stage_schema(stage_plan(tmp_path, 1).stages, 1), list[CardPlan]()
+    with structlog.testing.capture_logs() as logs:
+        async with _lane(tmp_path, mesh) as lane:
             await lane.step(0)
-        while not lane.process.restarts:
-            await trio.sleep(0.01)
-        await lane.open()
-        lane.first.ask("open", lane=7)
-        await lane.step(0)
-        states = lane.process.cards(100.0, 1000)
-    plans = {state.report.plan.checkpointing for state in states if state.report is not None}
-    assert plans == {"selective"}
+            kept = await lane.snapshots()
+            _, undisturbed = await lane.step_to_snapshot(1)
+            for lives, (rank, point) in enumerate(ends, start=1):
+                await lane.go_back(kept)
+                RankDoom(rank, point, "memory").announce(doom)
+                with pytest.raises(StageProcessDied):
+                    await lane.step_to_snapshot(1)
+                while lane.process.restarts < lives:
+                    await trio.sleep(0.01)
+                await lane.open()
+                await lane.go_back(kept)
+                _, again = await lane.step_to_snapshot(1)
+                own, others = decode_snapshot(undisturbed, schema), decode_snapshot(again, schema)
+                torch.testing.assert_close(others.theta_N, own.theta_N, rtol=1e-5, atol=1e-7)
+                states = lane.process.cards(100.0, 1000)
+                (found,) = {state.report.plan for state in states if state.report is not None}
+                plans.append(found)
+    lowest = ("full", "none")  # values that lie in the machine's memory already are not moved there
+    assert [(plan.checkpointing, plan.offload) for plan in plans] == [("selective", "none"), lowest, lowest][
+        : len(ends)
+    ]
+    reasons = [line["reason"] for line in logs if line["event"] == "stage_process_died"]
+    goes_on = zip(ends, plans, strict=True)
+    assert reasons == [f"card {rank}: out of memory; going on with {plan_words(plan)}" for (rank, _), plan in goes_on]
     assert [(state.rank, state.tokens_per_s) for state in states] == [(0, 50.0), (1, 50.0)]
-    assert torch.isfinite(torch.tensor([state.tokens_trained for state in states])).all()

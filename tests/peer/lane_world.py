@@ -36,6 +36,7 @@ from tests.peer.stage_world import (
     whole_loss,
     whole_model,
 )
+from tests.peer.whole_snapshot import restore, snapshot_of
 
 INNER = InnerSection(learning_rate=0.01, batch_tokens=32, clip_norm=0.5)
 OUTER = OuterStep("nesterov", 0.7, 0.9)
@@ -176,11 +177,11 @@ class LaneWorld:
                     counts = member.trainer.take_step(order.whole_square, INNER.learning_rate)
                     self._queue.append((stage, lane_stage.StepTaken(epoch, order.at, counts)))
                 case lane_stage.TakeSnapshot():
-                    self.snapshots[stage, order.at] = member.trainer.snapshot()
-                    self._queue.append((stage, lane_stage.SnapshotHeld(epoch, order.at)))
+                    self.snapshots[stage, order.at] = snapshot_of(member.trainer)
+                    self._queue.append((stage, lane_stage.SnapshotTaken(epoch, order.at)))
                     self._queue.append((None, lane.SnapshotReported(me, epoch, order.at)))
                 case lane_stage.LoadSnapshot():
-                    member.trainer.restore(self.snapshots[stage, order.at])
+                    restore(member.trainer, self.snapshots[stage, order.at])
                     self._queue.append((stage, lane_stage.SnapshotLoaded(epoch)))
                     self._queue.append((None, lane.LoadedReported(me, epoch)))
                 case lane_stage.Contribute():

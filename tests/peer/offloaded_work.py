@@ -10,9 +10,11 @@ import torch
 
 from averaging.network.seams.interfaces import Offload
 from peer.pipeline.stage.lane_compute import LaneWork
+from peer.pipeline.stage.stage_snapshot import Written
 from peer.pipeline.transport.lane_work import PASS_COST_S
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
+from tests.peer.whole_snapshot import in_memory, taken
 
 T = TypeVar("T")
 
@@ -39,11 +41,16 @@ class OffloadedWork:
     async def take_step(self, at: Point, whole_square: float) -> bool:
         return await self._run(partial(self._work.take_step, at, whole_square))
 
-    async def snapshot(self) -> bytes:
-        return await self._run(self._work.snapshot)
+    async def snapshot(self) -> Written:
+        data = await self._run(partial(taken, self._work))
+
+        async def written() -> bytes:
+            return data
+
+        return written
 
     async def restore(self, snapshot: bytes) -> None:
-        await self._run(partial(self._work.restore, snapshot))
+        await self._run(partial(self._work.restore, in_memory(snapshot)))
 
     async def theta(self) -> torch.Tensor:
         return await self._run(self._work.theta)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.cards.own_cards import OwnCards
 from peer.daemon import run_peer
 from peer.settings.config import PeerConfig
 from protocol.errors import MachineError, RefusedError
@@ -34,17 +35,19 @@ def test_device_that_is_not_there_is_told_before_anything_is_written(
     assert not (tmp_path / "state").exists()
 
 
-def test_a_peer_that_begins_anew_has_a_session_of_its_own_and_leaves_with_its_last_one(
+def test_a_peer_that_begins_anew_has_a_session_of_its_own_and_the_cards_that_its_last_life_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions = list[int]()
+    sessions, cards = list[int](), list[OwnCards]()
 
-    def run(life: partial[Awaitable[bool]]) -> bool:
+    def run(life: partial[Awaitable[OwnCards | None]]) -> OwnCards | None:
         sessions.append(next(value for value in life.args if type(value) is int))
-        return len(sessions) < 3
+        cards.append(next(value for value in life.args if isinstance(value, OwnCards)))
+        return OwnCards(note=f"of life {len(sessions)}") if len(sessions) < 3 else None
 
     monkeypatch.setattr("peer.membership.joining.check_invite", lambda *_: None)
     monkeypatch.setattr("peer.daemon.run_single_error", run)
     assert run_peer(config(tmp_path / "state"), INVITE.encode()) == 0
     assert len(sessions) == 3
     assert sessions == sorted(set(sessions))
+    assert [own.note for own in cards[1:]] == ["of life 1", "of life 2"]

@@ -18,6 +18,7 @@ import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.models.llama.config import LlamaConfig
+from peer.pipeline.stage.snapshot_room import SnapshotRoom, rooms_bytes
 from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.pipeline.stage.stage_worker import StageWorker, run_stage
 from peer.training.ranks.rank_group import RankGroup
@@ -25,6 +26,7 @@ from peer.training.worker_channel import SharedVectors, frame, mapping_bytes, re
 from peer.training.worker_process import WorkerProcess
 from protocol.run.pipeline_section import PipelineSection
 from protocol.tensors.model_config import model_schema
+from protocol.tensors.stage_schema import stage_schema
 from tests.at_once import stage_units
 from tests.peer.training_world import training_plan
 
@@ -65,6 +67,7 @@ class Asker:
 
     channel: socket.socket
     vectors: SharedVectors
+    room: SnapshotRoom
     number: int = 0
 
     def ask(self, op: StageOp, blob: bytes = b"", **fields: object) -> tuple[StageReply, bytes]:
@@ -79,6 +82,20 @@ class Asker:
         left = read_exactly(self.channel, reply.num_bytes) if reply.num_bytes else b""
         assert left is not None
         return reply, left
+
+    def snapshot(self) -> bytes:
+        """A snapshot, once it is written."""
+        reply, _ = self.ask("snapshot")
+        self.ask("written")
+        self.ask("theta")  # of rows on several cards, which all have written theirs then
+        return self.room.take(reply.snapshot_bytes)
+
+    def restore(self, data: bytes) -> StageReply:
+        """The reply to an order to continue from this snapshot."""
+        self.room.give(data)
+        reply, _ = self.ask("restore", snapshot_bytes=len(data))
+        self.room.forget(len(data))
+        return reply
 
 
 def forward(first: Asker, last: Asker, number: int, *, step: int = 0) -> StageReply:
@@ -109,14 +126,14 @@ def one_step(first: Asker, last: Asker, *, step: int = 0, together: bool = False
 def stage_worker(plan: StagePlan, group: RankGroup | None = None, memory: Path | None = None) -> Iterator[Asker]:
     """The worker's loop in a thread of the test; with `group` that of the first of several cards, which share the file `memory`."""
     ours, theirs = socket.socketpair()
-    num_elements = anchor(plan).numel()
+    schema = stage_schema(plan.stages, plan.stage)
     with ours, theirs, memory.open("a+b") if memory is not None else tempfile.TemporaryFile() as file:
-        os.ftruncate(file.fileno(), mapping_bytes(num_elements))
+        os.ftruncate(file.fileno(), mapping_bytes(schema.num_elements) + rooms_bytes(schema))
         loop = threading.Thread(target=StageWorker(theirs, plan, file.fileno(), group).run)
         loop.start()
         ours.settimeout(ENDS_WITHIN_S)
         try:
-            yield Asker(ours, SharedVectors(file.fileno(), num_elements))
+            yield Asker(ours, SharedVectors(file.fileno(), schema.num_elements), SnapshotRoom(file.fileno(), schema))
         finally:
             ours.shutdown(socket.SHUT_WR)
             loop.join(ENDS_WITHIN_S)

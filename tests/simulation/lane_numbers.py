@@ -16,15 +16,19 @@ import torch
 import trio
 
 from peer.pipeline.stage.lane_compute import LaneShape
-from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.pipeline.stage.stage_snapshot import Written, decode_snapshot
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
+from tests.peer.whole_snapshot import encode_snapshot
 
 RATE, MOMENTUM, CLIP = 0.05, 0.9, 0.5
 HALF = 0.5
+WRITTEN_IN_PASSES = 3.0
+"""So many passes are computed while a snapshot is written."""
+
 _HEAD = struct.Struct("<dIQIIH?")
 """A value, and what it is of: lane, time line, round, step, number, direction."""
 
@@ -115,8 +119,14 @@ class NumberWork:
         self.gradient = 0.0
         return True
 
-    async def snapshot(self) -> bytes:
-        return encode_snapshot(StageSnapshot(self.theta_N, (torch.tensor([self.moment], dtype=torch.float64),)))
+    async def snapshot(self) -> Written:
+        data = encode_snapshot(StageSnapshot(self.theta_N, (torch.tensor([self.moment], dtype=torch.float64),)))
+
+        async def written() -> bytes:
+            await trio.sleep(WRITTEN_IN_PASSES * self.pace_s())
+            return data
+
+        return written
 
     async def restore(self, snapshot: bytes) -> None:
         found = decode_snapshot(snapshot, stage_schema(self.form.stages, self.stage))

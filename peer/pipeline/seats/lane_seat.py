@@ -16,7 +16,8 @@ import structlog
 import trio
 
 from averaging.network.seams.interfaces import Stream
-from peer.pipeline.stage.stage_snapshot import decode_snapshot, most_snapshot_bytes
+from peer.pipeline.seats.held_snapshots import HeldSnapshots
+from peer.pipeline.stage.stage_snapshot import Written, decode_snapshot, most_snapshot_bytes
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, CallLine, until_silent
 from peer.pipeline.transport.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
 from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
@@ -73,13 +74,7 @@ class LaneSeat:
         self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
         self._serving: dict[int, trio.CancelScope] = {}
         self._taken = set[tuple[Point, Pass]]()
-        self._own: dict[Point, bytes] = {}
-        """Our stage's snapshots."""
-
-        self._copies: dict[Point, bytes] = {}
-        """Second copies of the previous stage's snapshots."""
-
-        self._copied_to: dict[Point, PeerId] = {}
+        self.snapshots = HeldSnapshots()
         self._ended: msg.LaneEnd | None = None
 
     @property
@@ -91,11 +86,6 @@ class LaneSeat:
     def epoch(self) -> int:
         """Epoch of the lane's current timeline."""
         return self.state.epoch
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all snapshots held, our stage's and the second copies."""
-        return sum(len(data) for kept in (self._own, self._copies) for data in kept.values())
 
     @property
     def _neighbour(self) -> PeerId:
@@ -157,9 +147,7 @@ class LaneSeat:
 
     def _keep_from(self, message: msg.LaneKeep) -> None:
         if message.epoch == self.state.epoch:
-            for kept in (self._own, self._copies, self._copied_to):
-                for at in [at for at in kept if at < message.at]:
-                    del kept[at]
+            self.snapshots.forget_before(message.at)
         self._feed(lane_stage.SnapshotWhole(message.epoch, message.at))
 
     def _go_back(self, message: msg.LaneBack) -> None:
@@ -168,9 +156,7 @@ class LaneSeat:
         self.members = message.members
         self._close_streams()
         self._taken.clear()
-        for kept in (self._own, self._copies, self._copied_to):
-            for at in [at for at in kept if at > message.at]:
-                del kept[at]
+        self.snapshots.forget_after(message.at)
         self._working.cancel()
         self._open_ways()
         self._feed(lane_stage.WentBack(message.epoch, message.at, message.counted))
@@ -251,10 +237,10 @@ class LaneSeat:
                 counts = await self._work.take_step(order.at, order.whole_square)
                 self._feed(lane_stage.StepTaken(epoch, order.at, counts))
             case lane_stage.TakeSnapshot():
-                self._own[order.at] = await self._work.snapshot()
-                await self._copy_to_neighbour(epoch, order.at)
-                self._feed(lane_stage.SnapshotHeld(epoch, order.at))
-                self._line.put(msg.LaneCopied(self.lane, epoch, order.at))
+                if self._nursery is not None:
+                    hold = partial(self._hold, epoch, order.at)
+                    await self.snapshots.take(self._nursery, self._work.snapshot, hold)
+                self._feed(lane_stage.SnapshotTaken(epoch, order.at))
             case lane_stage.LoadSnapshot():
                 await self._load(epoch, order.at)
             case lane_stage.Contribute():
@@ -280,23 +266,36 @@ class LaneSeat:
             self._outbox(to, is_copy=False).put(passed, message)
         self._feed(lane_stage.PassDone(epoch, at, work))
 
+    async def _hold(self, epoch: int, at: Point, written: Written) -> None:
+        """Write a snapshot, copy it to the neighbour and report it, beside the next passes. Nothing is kept if the lane goes back."""
+        try:
+            with self.until_it_goes_back():
+                data = await written()
+                if epoch == self.state.epoch:
+                    self.snapshots.own[at] = data
+                    await self._copy_to_neighbour(epoch, at)
+                    self._line.put(msg.LaneCopied(self.lane, epoch, at))
+        except PotluckError as error:
+            if epoch == self.state.epoch:
+                self.leave(error.one_line())
+
     async def _copy_to_neighbour(self, epoch: int, at: Point) -> None:
         """Returns once the neighbour holds our snapshot of this point."""
-        if self._neighbour != self.members[self.stage] and self._copied_to.get(at) != self._neighbour:
-            holder, data = self._neighbour, self._own[at]
+        if self._neighbour != self.members[self.stage] and self.snapshots.copied_to.get(at) != self._neighbour:
+            holder, data = self._neighbour, self.snapshots.own[at]
             copy = msg.LaneCopy(self.lane, epoch, at, self.stage, len(data))
             if await self._outbox(holder, is_copy=True).put(copy, data).wait() is None:
                 raise PeerUnreachable(f"{short(holder)} has no copy of stage {self.stage}", "a neighbour that takes it")
-            self._copied_to[at] = holder
+            self.snapshots.copied_to[at] = holder
 
     async def _load(self, epoch: int, at: Point) -> None:
         """Load the snapshot of this point. A spare fetches it from the neighbour; other members have it, and copy it to a
         neighbour that is new.
         """
         await self._early.wait()
-        if at not in self._own:
+        if at not in self.snapshots.own:
             await self._fetch(epoch, at)
-        await self._work.restore(self._own[at])
+        await self._work.restore(self.snapshots.own[at])
         await self._copy_to_neighbour(epoch, at)
         self._feed(lane_stage.SnapshotLoaded(epoch))
         self._line.put(msg.LaneLoaded(self.lane, epoch))
@@ -304,8 +303,8 @@ class LaneSeat:
     async def _fetch(self, epoch: int, at: Point) -> None:
         holder, wanted = self._neighbour, msg.LaneFetch(self.lane, epoch, at, self.stage)
         most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
-        self._own[at] = await fetch_copy(self._tools.network, holder, wanted, most_bytes, tries=_FETCH_TRIES)
-        self._copied_to[at] = holder
+        self.snapshots.own[at] = await fetch_copy(self._tools.network, holder, wanted, most_bytes, tries=_FETCH_TRIES)
+        self.snapshots.copied_to[at] = holder
 
     async def _fetch_early(self) -> None:
         """Fetch a spare's snapshot while its stage is being made: the lane waits for both."""
@@ -410,11 +409,11 @@ class LaneSeat:
         schema = stage_schema(self._tools.stages, self._copied_stage)
         await self._tools.offload.run(partial(decode_snapshot, data, schema), cost_s=PASS_COST_S)
         if parcel.epoch == self.state.epoch:
-            self._copies[parcel.at] = data
+            self.snapshots.copies[parcel.at] = data
 
     async def _give_copy(self, sender: PeerId, parcel: msg.LaneFetch, stream: Stream) -> None:
         self._require_member(sender, self._copied_stage, "a request for a snapshot")
-        data = self._copies.get(parcel.at)
+        data = self.snapshots.copies.get(parcel.at)
         if data is None or parcel.stage != self._copied_stage:
             raise RemoteProtocolError(f"stage {parcel.stage} at {parcel.at}", "a snapshot that is here")
         await send_parcel(stream, msg.LaneCopy(self.lane, parcel.epoch, parcel.at, parcel.stage, len(data)), data)
@@ -433,7 +432,7 @@ class LaneSeat:
             return ()
         me, shares = self._tools.network.peer_id, []
         for stage in (stage for stage, holder in enumerate(end.holders) if holder == me):
-            data = (self._own if stage == self.stage else self._copies).get(end.at)
+            data = (self.snapshots.own if stage == self.stage else self.snapshots.copies).get(end.at)
             if data is not None:
                 theta_N = decode_snapshot(data, stage_schema(self._tools.stages, stage)).theta_N
                 shares.append(LaneShare(self.lane, stage, end.at.round, end.tokens, theta_N, self.members[stage]))

@@ -13,7 +13,6 @@ import torch
 
 from averaging.codecs.rows.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
 from peer.pipeline.stage.stage_ranks import StageRanks, alone_on_stage
-from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.pipeline.stage.stage_trainer import StageTrainer
 from protocol.errors import LocalProtocolError
 from protocol.ids import RunId
@@ -106,7 +105,7 @@ class LaneWork:
         self._tools = tools
         self._lane = lane
         self._stage = stage
-        self._schema = stage_schema(tools.form.stages, stage)
+        self.schema = stage_schema(tools.form.stages, stage)
         self._opened: StageTrainer | None = None
         self._held: dict[tuple[int, Point, Pass], torch.Tensor] = {}
         self._losses: list[tuple[float, float]] = []
@@ -216,19 +215,25 @@ class LaneWork:
             ranks.spread(trainer.replica.parameters)
         return counts
 
-    def snapshot(self) -> bytes:
-        """The complete state on which the next step depends; nothing on other cards than the first."""
-        ranks = self._tools.ranks
-        found = ranks.snapshot(self._trainer)
-        return encode_snapshot(found) if ranks.is_first else b""
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copy the complete state on which the next step depends; `when_written` tells when the copy is written. Returns its bytes.
 
-    def restore(self, snapshot: bytes) -> None:
-        """Continue from a snapshot. Discards the present state.
+        Args:
+            out: memory for it that all cards can reach, uint8.
+        """
+        return self._tools.ranks.snapshot(self._trainer, out)
+
+    def when_written(self, act: Callable[[BaseException | None], None]) -> None:
+        """As `Bridge.when_sent`, for this card's part of the last snapshot."""
+        self._trainer.bridge.when_sent(act)
+
+    def restore(self, snapshot: torch.Tensor) -> None:
+        """Continue from a snapshot, uint8, in memory that all cards can reach. Discards the present state.
 
         Raises:
             PotluckError: it is not a snapshot of this stage.
         """
-        if self._tools.ranks.restore(self._trainer, lambda: decode_snapshot(snapshot, self._schema)):
+        if self._tools.ranks.restore(self._trainer, snapshot):
             self._held.clear()
             self._losses.clear()
 

@@ -1,7 +1,10 @@
 """Messages between the daemon and a training process that holds one stage of a pipeline run.
 
 Orders and replies are length-prefixed JSON as in worker_channel.py. If one has `num_bytes`, that many bytes follow it: a message
-between stages, or a snapshot. The stage's parameters go through shared memory.
+between stages. The stage's parameters and snapshots go through shared memory (snapshot_room.py).
+
+Orders are obeyed and answered one after another, but for "written": each process that writes a snapshot answers it once its rows
+are there, while later orders are obeyed.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ STAGE_KIND: Final = "stage"
 STATE: Final = 0
 """Number of a reply to no order: a card beside the first one says how it trains."""
 
-StageOp = Literal["open", "arrived", "run_pass", "square", "take_step", "snapshot", "restore", "theta", "adopt", "slow"]
+StageOp = Literal[
+    "open", "arrived", "run_pass", "square", "take_step", "snapshot", "written", "restore", "theta", "adopt", "slow"
+]
 
 
 class _Message(BaseModel):
@@ -80,6 +85,7 @@ class StageOrder(_Message):
         lane, epoch, round, step, micro_batch, is_backward: the pass or the inner step that the order is about.
         whole_square: as a hexadecimal number, since JSON has no non-finite numbers.
         schedule_tokens: the run's committed tokens, with "open" and "adopt".
+        snapshot_bytes: of the snapshot to continue from, which lies in the shared memory.
         num_bytes: number of bytes that follow.
     """
 
@@ -95,6 +101,7 @@ class StageOrder(_Message):
     whole_square: str = ""
     schedule_tokens: int = 0
     factor: float = 1.0
+    snapshot_bytes: Annotated[int, Field(ge=0)] = 0
     num_bytes: int = 0
 
     @property
@@ -119,6 +126,8 @@ class StageReply(_Message):
         busy_s: seconds that the order took, including waits due to the owner's controls.
         loss_nats: mean of the last inner step, in nats per byte, at the last stage.
         heldout_nats: of the held-out text, with its last pass, at the last stage.
+        snapshot_bytes: of the snapshot that was taken.
+        num_writers: processes that write it.
         card: UUID of the NVIDIA card that trains, empty for another device.
         compile_note: why layers run eagerly although the plan compiles them, in one line.
         wire_note: why values go a slow way between the stage's cards, in one line.
@@ -136,6 +145,8 @@ class StageReply(_Message):
     loss_nats: float | None = None
     heldout_nats: float | None = None
     num_bytes: Annotated[int, Field(ge=0)] = 0
+    snapshot_bytes: Annotated[int, Field(ge=0)] = 0
+    num_writers: Annotated[int, Field(ge=1)] = 1
     card: str | None = None
     compile_note: str = ""
     wire_note: str = ""

@@ -7,17 +7,19 @@ and the end of any of them is the end of all.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 import torch
 import trio
 
-from peer.pipeline.stage.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.pipeline.stage.process_snapshots import ProcessSnapshots
+from peer.pipeline.stage.snapshot_room import SnapshotRoom, rooms_bytes
+from peer.pipeline.stage.stage_channel import STATE, StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.card_state import CardState
 from peer.training.plan.layout import Mesh, World
@@ -37,8 +39,6 @@ from peer.training.worker_channel import Area, Failed, OutOfMemory, frame, with_
 from peer.training.worker_errors import smaller_plan
 from peer.training.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError, RemoteProtocolError, TemporaryError
-from protocol.pipeline.schedule import Pass
-from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
 
 log = structlog.get_logger()
@@ -57,9 +57,19 @@ class StageProcessDied(TemporaryError):
 
 @dataclass(eq=False)
 class _Pending:
+    """An order, and how many processes are still to answer it."""
+
+    missing: int = 1
     reply: StageReply | None = None
     left: bytes = b""
     answered: trio.Event = field(default_factory=trio.Event)
+
+    def take(self, reply: StageReply, left: bytes = b"") -> None:
+        """One has answered. A failure is the answer of all."""
+        self.missing -= 1
+        if self.reply is None and (self.missing <= 0 or reply.failed):
+            self.reply, self.left = reply, left
+            self.answered.set()
 
 
 class StageProcess:
@@ -91,7 +101,7 @@ class StageProcess:
         """Why layers run eagerly although the plan compiles them, in one line."""
 
         self.failed_because = ""
-        """Why the last process ended, in its own words; empty if it said nothing."""
+        """Why the last process ended, and how another one goes on; empty if it said nothing."""
 
         self.wire_note = ""
         """Why values go a slow way between the stage's cards, in one line."""
@@ -99,7 +109,9 @@ class StageProcess:
         self._made_s = trio.current_time()
         self._plan, self._without = plan, without
         self._cards = ReplicaCards(devices or (plan.device,) * plan.mesh.num_ranks)
-        self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
+        schema = stage_schema(plan.stages, plan.stage)
+        self._process = TrainingProcess(schema.num_elements, early, more_bytes=rooms_bytes(schema))
+        self.snapshots = ProcessSnapshots(self.ask, SnapshotRoom(self._process.memory_fd, schema))
         self._sending, self._regrouping, self._begun = trio.Lock(), Regrouping(), trio.Event()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
@@ -150,12 +162,14 @@ class StageProcess:
         *,
         blob: bytes = b"",
         vector_N: torch.Tensor | None = None,
+        num_answers: int = 1,
     ) -> tuple[StageReply, bytes]:
         """Give an order. Returns its result and the bytes that follow it.
 
         Args:
             fields: of the order, as in `StageOrder`.
             vector_N: (N,), for the process to read with this order.
+            num_answers: processes on several cards that answer it.
 
         Raises:
             StageProcessDied: there is no process, or it ended before it answered.
@@ -163,17 +177,17 @@ class StageProcess:
             LocalProtocolError: the stage cannot do it.
         """
         self._number += 1
-        number, pending = self._number, _Pending()
+        number, pending = self._number, _Pending(num_answers)
         order = StageOrder.model_validate({"number": number, "op": op, "num_bytes": len(blob), **fields})
         try:
             with trio.fail_after(ANSWER_WITHIN_S):
                 async with self._sending:
                     stream = self._process.stream
                     if stream is None:
-                        raise _died(op)
+                        raise process_died(op)
                     self._pending[number] = pending
                     if vector_N is not None:
-                        self._process.vectors.write(Area.IN, vector_N)
+                        await trio.to_thread.run_sync(self._process.vectors.write, Area.IN, vector_N)
                     # send a started order to its end, or the next one would be read as the rest of it
                     with trio.fail_after(ANSWER_WITHIN_S) as sending:
                         sending.shield = True
@@ -181,20 +195,20 @@ class StageProcess:
                             await stream.send_all(piece)
                 await pending.answered.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise _died(op) from error
+            raise process_died(op) from error
         except trio.TooSlowError as error:
             self.kill()
-            raise _died(op) from error
+            raise process_died(op) from error
         finally:
             self._pending.pop(number, None)
         if pending.reply is None:
-            raise _died(op)
+            raise process_died(op)
         _check(pending.reply)
         return pending.reply, pending.left
 
-    def theta(self) -> torch.Tensor:
+    async def theta(self) -> torch.Tensor:
         """(N,), a copy of the parameters that the process wrote last."""
-        return self._process.vectors.read(Area.OUT)
+        return await trio.to_thread.run_sync(self._process.vectors.read, Area.OUT)
 
     def kill(self) -> None:
         """Kill the process. Another one is started."""
@@ -258,10 +272,7 @@ class StageProcess:
                 left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
                 if left is None:
                     return None
-                pending = self._pending.get(reply.number)
-                if pending is not None:
-                    pending.reply, pending.left = reply, left
-                    pending.answered.set()
+                self._answered(reply, left)
             return None
         finally:
             for pending in self._pending.values():
@@ -273,11 +284,21 @@ class StageProcess:
             reply = parse_reply(data)
             if isinstance(reply, OutOfMemory | Failed):
                 return reply
-            self._cards.take(rank, reply.card, reply.card_report)
+            if reply.number == STATE:
+                self._cards.take(rank, reply.card, reply.card_report)
+            else:
+                self._answered(reply)
         return None
 
+    def _answered(self, reply: StageReply, left: bytes = b"") -> None:
+        pending = self._pending.get(reply.number)
+        if pending is not None:
+            pending.take(reply, left)
+
     def _note(self, reply: StageReply) -> None:
-        self.card, self.card_report = reply.card, reply.card_report or self.card_report
+        if reply.card_report is None:  # of a thread that writes a snapshot
+            return
+        self.card, self.card_report = reply.card, reply.card_report
         self._cards.take(0, reply.card, reply.card_report)
         if reply.compile_note not in ("", self.compile_note):
             self.compile_note = reply.compile_note
@@ -288,7 +309,7 @@ class StageProcess:
 
     def _note_end(self, ended: Ended) -> None:
         if isinstance(ended.said, OutOfMemory):
-            self._go_down(ended.said)
+            self._go_down(ended.rank, ended.said)
         elif isinstance(ended.said, Failed):
             self.failed_because = self._cards.named(ended.rank, ended.said.reason)
             if ended.said.is_gone and len(self._cards.devices) > 1:
@@ -296,7 +317,7 @@ class StageProcess:
         elif len(self._cards.devices) > 1:
             self.failed_because = self._cards.named(ended.rank, "the training process died")
 
-    def _go_down(self, cause: OutOfMemory) -> None:
+    def _go_down(self, rank: int, cause: OutOfMemory) -> None:
         """The next process takes the next plan of the ladder: the run fixes the micro-batch of a stage. After the last one, cards that
         had all of the stage each have rows of it.
         """
@@ -309,6 +330,7 @@ class StageProcess:
             changes = {"card_plan": card_plan or self._plan.card_plan}
             now_with = plan_words(card_plan) if card_plan is not None else "the same plan"
         self._plan = self._plan.model_copy(update=changes)
+        self.failed_because = self._cards.named(rank, f"out of memory; going on with {now_with}")
         log.warning("stage_out_of_memory", now_with=now_with)
 
     def _go_on(self, rank: int, reason: str) -> None:
@@ -324,7 +346,8 @@ class StageProcess:
         self._process.close()
 
 
-def _died(op: str) -> StageProcessDied:
+def process_died(op: str) -> StageProcessDied:
+    """The process ended at this order."""
     return StageProcessDied(f"the training process ended at {op}", "an answer", "it is being brought back")
 
 
@@ -351,130 +374,3 @@ async def open_stage_process(
             nursery.cancel_scope.cancel()
     finally:
         process.close()
-
-
-Newest = Callable[[], tuple[torch.Tensor, int]]
-"""Returns a stage's newest outer parameters, (N,), and the run's committed tokens at that point."""
-
-
-class StageListener(Protocol):
-    """Receives reports on the work of the process."""
-
-    def stepped(self, reply: StageReply) -> None:
-        """An inner step was taken."""
-        ...
-
-    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
-        """A pass was computed."""
-        ...
-
-    def worked(self, work: Pass | None, busy_s: float) -> None:
-        """The process was busy this long with a pass, or with the end of a step."""
-        ...
-
-
-class ProcessWork:
-    """One seat's computation in the training process (peer/pipeline/transport/lane_work.py).
-
-    Other cards than now take the stage over while the seat waits for its share's commit: between `theta` and `adopt`. The lane does
-    not see it, unless their processes take longer to begin than it waits.
-    """
-
-    def __init__(self, process: StageProcess, lane: int, newest: Newest, listener: StageListener) -> None:
-        self._process = process
-        self._lane = lane
-        self._newest = newest
-        self._listener = listener
-        self._life = -1
-        self._left: bytes = b""
-        """The snapshot that the processes on other cards continue from."""
-
-        self._is_whole = trio.Event()
-        self._is_whole.set()
-
-    async def open(self) -> None:
-        """As `StageWork`."""
-        self._life = self._process.restarts
-        anchor_N, schedule_tokens = self._newest()
-        await self._process.ask("open", {"lane": self._lane, "schedule_tokens": schedule_tokens}, vector_N=anchor_N)
-
-    async def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
-        """As `StageWork`."""
-        await self._ask("arrived", _pass_fields(epoch, at, work), blob=message)
-
-    async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
-        """As `StageWork`."""
-        reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
-        self._listener.passed(at, work, reply)
-        self._listener.worked(work, reply.busy_s)
-        return left or None
-
-    async def square(self) -> float:
-        """As `StageWork`."""
-        reply, _ = await self._ask("square")
-        return float.fromhex(reply.square)
-
-    async def take_step(self, at: Point, whole_square: float) -> bool:
-        """As `StageWork`."""
-        fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
-        reply, _ = await self._ask("take_step", fields)
-        self._listener.stepped(reply)
-        self._listener.worked(None, reply.busy_s)
-        return reply.counts
-
-    async def snapshot(self) -> bytes:
-        """As `StageWork`."""
-        _, data = await self._ask("snapshot")
-        return data
-
-    async def restore(self, snapshot: bytes) -> None:
-        """As `StageWork`."""
-        await self._ask("restore", blob=snapshot)
-
-    async def theta(self) -> torch.Tensor:
-        """As `StageWork`."""
-        await self._ask("theta")
-        theta_N = self._process.theta()
-        if self._process.is_to_begin_anew:
-            self._left, self._is_whole = await self.snapshot(), trio.Event()
-            self._process.begin_anew()
-        return theta_N
-
-    async def adopt(self, anchor_N: torch.Tensor) -> None:
-        """As `StageWork`."""
-        if self._left:
-            await self._continue_on_others()
-        _, schedule_tokens = self._newest()
-        await self._process.ask("adopt", {"schedule_tokens": schedule_tokens}, vector_N=anchor_N)
-
-    async def _continue_on_others(self) -> None:
-        snapshot, self._left = self._left, b""
-        try:
-            with trio.fail_after(ANSWER_WITHIN_S):
-                await self._process.until_begun()
-            await self.open()
-            await self.restore(snapshot)
-        except trio.TooSlowError as error:
-            raise _died("adopt") from error
-        finally:
-            self._is_whole.set()
-
-    async def _ask(
-        self, op: StageOp, fields: Mapping[str, object] = NO_FIELDS, *, blob: bytes = b""
-    ) -> tuple[StageReply, bytes]:
-        if op == "arrived":
-            with trio.move_on_after(ANSWER_WITHIN_S):
-                await self._is_whole.wait()
-        if self._life != self._process.restarts:
-            raise _died(op)
-        return await self._process.ask(op, fields, blob=blob)
-
-
-def _pass_fields(epoch: int, at: Point, work: Pass) -> dict[str, object]:
-    return {
-        "epoch": epoch,
-        "round": at.round,
-        "step": at.step,
-        "micro_batch": work.number,
-        "is_backward": work.is_backward,
-    }

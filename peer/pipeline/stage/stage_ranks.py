@@ -17,7 +17,8 @@ from typing import ClassVar, Final
 
 import torch
 
-from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
+from peer.pipeline.stage.snapshot_rows import restore_rows, send_rows
+from peer.pipeline.stage.stage_trainer import StageTrainer
 from peer.training.ranks.rank_group import RankGone, RankGroup, alone
 from protocol.errors import PotluckError, TemporaryError
 
@@ -36,7 +37,7 @@ class StageRanks:
         group: the ranks, as `meet` gives them. Several of them have torch's process group open.
     """
 
-    of_the_first: ClassVar[tuple[str, ...]] = ("slow", "theta", "snapshot")
+    of_the_first: ClassVar[tuple[str, ...]] = ("slow", "theta", "snapshot", "written")
     """Orders that only the first card obeys."""
 
     def __init__(self, group: RankGroup) -> None:
@@ -46,6 +47,11 @@ class StageRanks:
     def is_first(self) -> bool:
         """Whether this rank answers the daemon."""
         return self.group.is_first
+
+    @property
+    def num_writers(self) -> int:
+        """Ranks that write a snapshot."""
+        return 1
 
     @property
     def takes_steps(self) -> bool:
@@ -105,17 +111,17 @@ class StageRanks:
         """Write the parameters into (N,)."""
         trainer.write_theta(out_N)
 
-    def snapshot(self, trainer: StageTrainer) -> StageSnapshot:
-        """All that the next step depends on, on the first rank."""
-        return trainer.snapshot()
+    def snapshot(self, trainer: StageTrainer, out: torch.Tensor) -> int:
+        """Copy all that the next step depends on, as `send_rows` does. The first rank writes all of it."""
+        return send_rows(trainer, out, is_first=self.is_first)
 
-    def restore(self, trainer: StageTrainer, decode: Callable[[], StageSnapshot]) -> bool:
-        """Have all cards continue from the snapshot that the first one decodes. Returns whether that was done.
+    def restore(self, trainer: StageTrainer, data: torch.Tensor) -> bool:
+        """Have all cards continue from a snapshot that the first one reads, uint8. Returns whether that was done.
 
         Raises:
             PotluckError: on the first one, it is none of this stage. Nothing has changed.
         """
-        return self._led_to(trainer, lambda: trainer.restore(decode()))
+        return self._led_to(trainer, lambda: restore_rows(trainer, data, bool))
 
     def square(self, trainer: StageTrainer) -> float:
         """Squared norm of the stage's gradient on the first rank; 0 on others."""

@@ -1,16 +1,28 @@
-"""A stage's snapshot as bytes, for a neighbour to keep and a spare to continue from: safetensors, theta first, then the moments."""
+"""A stage's snapshot as bytes, for a neighbour to keep and a spare to continue from: safetensors, theta first, then the moments.
+
+The bytes lie in memory that a stage's processes share with the daemon. Each process writes and reads its own rows there, at the places
+that a `SnapshotLayout` names. Snapshots of other peers are decoded by the safetensors library.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Final, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from protocol.errors import RemoteProtocolError
 from protocol.tensors.tensor_schema import TensorSchema
+
+Written = Callable[[], Awaitable[bytes]]
+"""Waits until a snapshot that was taken is written, and returns its bytes. Raises PotluckError if it is lost."""
 
 _THETA: Final = "theta"
 _MOMENT: Final = "moment."
@@ -20,21 +32,148 @@ _WIDEST_BYTES: Final = 8
 _VECTORS: Final = 3
 """Parameters and at most two moments."""
 
+_LENGTH_BYTES: Final = 8
+"""Of the number before the JSON of safetensors, little-endian."""
 
-def most_snapshot_bytes(schema: TensorSchema) -> int:
-    """Upper bound on the size of a snapshot of this stage, with any optimizer."""
+_MOST_DIMS: Final = 8
+_FINITE_PIECE: Final = 1 << 22
+"""Values that are checked at a time."""
+
+_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By safetensors' names, in the order in which it writes them."""
+
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def most_snapshot_bytes(schema: TensorSchema, value_bytes: int = _WIDEST_BYTES) -> int:
+    """Upper bound on the size of a snapshot of this stage, with any optimizer, for values of at most so many bytes."""
     heads = _HEAD_BYTES + _VECTORS * len(schema.tensors) * _TENSOR_HEAD_BYTES
-    return heads + _VECTORS * schema.num_elements * _WIDEST_BYTES
+    return heads + _VECTORS * schema.num_elements * value_bytes
 
 
-def encode_snapshot(snapshot: StageSnapshot) -> bytes:
-    """Encode every value unchanged, in its own type."""
-    named = {f"{_MOMENT}{number}": moment.contiguous() for number, moment in enumerate(snapshot.moments)}
-    return bytes(save({_THETA: snapshot.theta_N, **named}))
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes [begin, stop) of a snapshot: a tensor of this type and shape."""
+
+    begin: int
+    stop: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def of(self, data: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, as a view of the snapshot's bytes, (num_bytes,) uint8."""
+        return data[self.begin : self.stop].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLayout:
+    """The place of each tensor of a snapshot.
+
+    Attributes:
+        head: the first bytes, by which a reader finds the places.
+        places: of the parameters, (N,), then of each moment.
+        num_bytes: of the whole snapshot.
+    """
+
+    head: bytes
+    places: tuple[Place, ...]
+    num_bytes: int
+
+    def views(self, data: torch.Tensor) -> StageSnapshot:
+        """The tensors in memory for a snapshot, at least (num_bytes,) uint8. Writes to them are writes to it."""
+        theta_N, *moments = (place.of(data) for place in self.places)
+        return StageSnapshot(theta_N, tuple(moments))
+
+
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""Type and shape of a tensor."""
+
+
+def layout_of(forms: Sequence[Form]) -> SnapshotLayout:
+    """The layout of a snapshot with these parameters and moments: the bytes that safetensors' `save` makes.
+
+    Args:
+        forms: of the parameters, (N,), then of each moment, whole.
+    """
+    named = [(_THETA if not number else f"{_MOMENT}{number - 1}", form) for number, form in enumerate(forms)]
+    order = list(_NAMES)
+    said: dict[str, object] = {}
+    begins: dict[str, int] = {}
+    end = 0
+    for name, (dtype, shape) in sorted(named, key=lambda one: (order.index(one[1][0]), one[0])):
+        begins[name], begin, end = end, end, end + prod(shape) * dtype.itemsize
+        said[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(said, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // _LENGTH_BYTES) * _LENGTH_BYTES)
+    head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    places = [
+        Place(len(head) + begins[name], len(head) + begins[name] + prod(shape) * dtype.itemsize, dtype, shape)
+        for name, (dtype, shape) in named
+    ]
+    return SnapshotLayout(head, tuple(places), len(head) + end)
+
+
+class _Entry(BaseModel):
+    """The entry of a tensor in the head of safetensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dtype: Literal["F64", "F32", "BF16", "F16"]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 48)]], Field(max_length=_MOST_DIMS)]
+    data_offsets: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 60)]], Field(min_length=2, max_length=2)]
+
+
+_ENTRIES: Final[TypeAdapter[dict[str, _Entry]]] = TypeAdapter(dict[str, _Entry])
+
+
+def read_layout(data: torch.Tensor, schema: TensorSchema) -> SnapshotLayout:
+    """The layout of a snapshot of this stage, (num_bytes,) uint8. No value is read or copied.
+
+    Raises:
+        RemoteProtocolError: not a snapshot, or a snapshot of another stage.
+    """
+    stop = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES].numpy().tobytes(), "little")
+    most_bytes = most_snapshot_bytes(schema, 0)
+    if len(data) < _LENGTH_BYTES or stop > min(len(data), most_bytes):
+        raise RemoteProtocolError(f"{len(data)} bytes that are no snapshot", "safetensors")
+    head = data[:stop].numpy().tobytes()
+    try:
+        entries = _ENTRIES.validate_json(head[_LENGTH_BYTES:])
+    except ValidationError as error:
+        found = f"the head of a snapshot that cannot be read ({error.error_count()} entries)"
+        raise RemoteProtocolError(found, "that of safetensors, with floats") from error
+    names = [_THETA, *(f"{_MOMENT}{number}" for number in range(len(entries) - 1))]
+    if set(entries) != set(names):
+        raise _strange_names(len(entries))
+    places = tuple(_place(name, entries[name], stop, len(data)) for name in names)
+    if places[0].shape != (schema.num_elements,):
+        raise _another_shape(places[0].shape, schema)
+    return SnapshotLayout(head, places, len(data))
+
+
+def _place(name: str, entry: _Entry, head_bytes: int, num_bytes: int) -> Place:
+    dtype, shape = _DTYPES[entry.dtype], tuple(entry.shape)
+    begin, stop = (head_bytes + offset for offset in entry.data_offsets)
+    if stop - begin != prod(shape) * dtype.itemsize or stop > num_bytes or begin % dtype.itemsize:
+        raise RemoteProtocolError(f"{name} of a snapshot at bytes {begin} to {stop}", f"the bytes of {shape} within it")
+    return Place(begin, stop, dtype, shape)
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether all values are finite, with little memory beside them."""
+    rows = values if values.dim() else values.view(1)
+    each = max(1, _FINITE_PIECE // max(1, rows[:1].numel()))
+    return all(bool(torch.isfinite(part).all()) for part in torch.split(rows, each))
+
+
+def require_finite(is_so: bool) -> None:
+    """Raises RemoteProtocolError if it is not."""
+    if not is_so:
+        raise RemoteProtocolError("values of a snapshot that are not finite", "finite floats")
 
 
 def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:
-    """Decode the bytes of `encode_snapshot`, on the CPU. `StageTrainer.restore` checks whether the moments fit the optimizer.
+    """Decode a snapshot, on the CPU. `StageTrainer.restore` checks whether the moments fit the optimizer.
 
     Raises:
         RemoteProtocolError: not a snapshot, a snapshot of another stage, or values that are not finite.
@@ -45,11 +184,21 @@ def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:
         raise RemoteProtocolError(f"bytes that are no snapshot ({error})", "safetensors") from error
     moments = [f"{_MOMENT}{number}" for number in range(len(named) - 1)]
     if set(named) != {_THETA, *moments}:
-        raise RemoteProtocolError(f"a snapshot with {len(named)} tensors of other names", "theta, moment.0 and so on")
+        raise _strange_names(len(named))
     theta_N = named[_THETA]
     if theta_N.shape != (schema.num_elements,):
-        raise RemoteProtocolError(f"a snapshot of shape {tuple(theta_N.shape)}", f"{schema.num_elements} values")
+        raise _another_shape(tuple(theta_N.shape), schema)
     for name, values in named.items():
-        if not values.dtype.is_floating_point or not bool(torch.isfinite(values).all()):
+        if not values.dtype.is_floating_point or not is_finite(values):
             raise RemoteProtocolError(f"{name} of a snapshot in {values.dtype}, or not finite", "finite floats")
     return StageSnapshot(theta_N, tuple(named[name] for name in moments))
+
+
+def _strange_names(num_tensors: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"a snapshot with {num_tensors} tensors of other names", "theta, moment.0 and so on, each once"
+    )
+
+
+def _another_shape(shape: Sequence[int], schema: TensorSchema) -> RemoteProtocolError:
+    return RemoteProtocolError(f"a snapshot of shape {tuple(shape)}", f"{schema.num_elements} values")

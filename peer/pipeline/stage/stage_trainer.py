@@ -17,6 +17,7 @@ from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.stage_passes import StagePasses
 from peer.training.plan.card_plan import FLOAT32, CardPlan
 from peer.training.replica.away_replica import replica_on
+from peer.training.replica.bridge import Bridge
 from peer.training.replica.replica import Replica
 from protocol.errors import LocalProtocolError
 from protocol.run.training_sections import InnerSection
@@ -66,6 +67,9 @@ class StageTrainer:
         self.passes = StagePasses(
             model, self.replica, most_kept=most_kept, recomputes=recomputes, counts_some=counts_some
         )
+        self.bridge = Bridge(self.replica.device)
+        """Writes snapshots beside the passes."""
+
         self._inner = inner
         self._parameters = self.replica.parameters
 
@@ -96,30 +100,37 @@ class StageTrainer:
         """(N,), a copy in the parameters' own dtype."""
         return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
 
-    def snapshot(self) -> StageSnapshot:
-        """A copy of everything that the next step depends on. Taken between steps."""
-        return StageSnapshot(self.theta(), tuple(moment.clone() for moment in self.replica.optimizer.moments()))
+    @property
+    def places(self) -> list[int]:
+        """The number of the parameter that each moment belongs to, also before the first step."""
+        numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
+        return [numbers[owner] for owner in self.replica.optimizer.owners()]
 
-    def restore(self, snapshot: StageSnapshot) -> None:
-        """Continue from a snapshot, of this peer or of another.
+    def own_rows(self, snapshot: StageSnapshot) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of the rows that this process holds of a snapshot's parameters and of its moments.
 
         Raises:
-            LocalProtocolError: a snapshot of another stage.
+            LocalProtocolError: a snapshot of another stage or optimizer.
         """
-        self.require_own(snapshot)
-        self.restore_parts(self.replica.parts(snapshot.theta_N, self.schema), snapshot.moments)
-
-    def require_own(self, snapshot: StageSnapshot) -> None:
-        """Raises LocalProtocolError for a snapshot of another stage."""
-        if snapshot.theta_N.numel() != self.schema.num_elements:
+        schema, places = self.schema, self.places
+        if snapshot.theta_N.numel() != schema.num_elements:
             raise LocalProtocolError(
-                f"a snapshot of {snapshot.theta_N.numel()} values", f"{self.schema.num_elements} of {self.schema.unit}"
+                f"a snapshot of {snapshot.theta_N.numel()} values", f"{schema.num_elements} of {schema.unit}"
             )
+        if len(snapshot.moments) not in (0, len(places)):
+            raise LocalProtocolError(f"{len(snapshot.moments)} moments in a snapshot", f"none, or {len(places)}")
+        moments, boxes = [], self.replica.boxes
+        for place, moment in zip(places, snapshot.moments, strict=False):
+            if moment.dim() and tuple(moment.shape) != schema.tensors[place].shape:
+                found = f"a moment of shape {tuple(moment.shape)} in a snapshot"
+                raise LocalProtocolError(found, f"{schema.tensors[place].shape}")
+            moments.append(moment[boxes[place].slices] if moment.dim() else moment)
+        return self.replica.parts(snapshot.theta_N, schema), moments
 
-    def restore_parts(self, parts: Sequence[torch.Tensor], moments: Sequence[torch.Tensor]) -> None:
-        """As `restore`, with the parts of parameters and moments that this process holds."""
+    def restore_rows(self, theta: Sequence[torch.Tensor], moments: Sequence[torch.Tensor]) -> None:
+        """Continue from the rows of a snapshot, as `own_rows` gives them, of this peer or of another."""
         self.replica.optimizer.load_moments(moments)
-        self._put(parts)
+        self._put(theta)
 
     def gradient_square(self) -> float:
         """Sum of the squares of this stage's gradient, in float64. It is this stage's part of the whole model's squared norm."""

@@ -1,8 +1,8 @@
 """A training process that holds one stage of a pipeline run. It carries out one order after another and does nothing by itself.
 
-It starts like every training process (peer/worker.py); its first message says that it holds a stage. It reads the run's text if
-its stage is the first, which needs the tokens, or the last, which needs the next ones. On several cards there is one on each. The
-first obeys the daemon, and passes on each order that the others have a part in.
+It starts like every training process (peer/worker.py); its first message says that it holds a stage. A thread writes its snapshots
+while it obeys later orders. It reads the run's text if its stage is the first, which needs the tokens, or the last, which needs the
+next ones. On several cards there is one on each. The first obeys the daemon, and passes on each order that the others have a part in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import math
 import socket
+import threading
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Final, cast
 
 import torch
@@ -19,6 +22,7 @@ from averaging.gc_freeze import collect_between_steps
 from peer.machine.device import card_uuid, choose_device, is_out_of_memory, limit_memory
 from peer.models.stage_model import StageDecoder
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneShape, LaneWork
+from peer.pipeline.stage.snapshot_room import SnapshotRoom
 from peer.pipeline.stage.stage_channel import STAGE_KIND, STATE, StageOrder, StagePlan, StageReply
 from peer.pipeline.stage.stage_ranks import RanksApart, StageRanks
 from peer.pipeline.stage.stage_shards import StageShards, sharded_replica
@@ -95,8 +99,9 @@ class StageWorker:
         self._card = card_uuid(self._device)
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)
-        num_elements = stage_schema(self._stages, plan.stage).num_elements
-        self._vectors = SharedVectors(memory_fd, num_elements)
+        schema = stage_schema(self._stages, plan.stage)
+        self._vectors, self._room = SharedVectors(memory_fd, schema.num_elements), SnapshotRoom(memory_fd, schema)
+        self._speaking = threading.Lock()
         self._texts = StageTexts(plan, self._device)
         sequences = plan.inner.batch_tokens // plan.model.context_tokens
         self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
@@ -146,16 +151,41 @@ class StageWorker:
                 return
             begin_s = time.perf_counter()
             self._pass_on(order, data, blob)
+            if order.op == "written":
+                self._tell_when_written(order.number)
+                continue
             reply, left = self._answer(order, blob)
-            self._vectors.put_down()
+            self._put_down()
             if order.op in _SLOWED:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
             busy_s = time.perf_counter() - begin_s
-            for piece in with_bytes(frame(reply.model_copy(update=self._of_machine(busy_s))), left):
+            self.say(reply.model_copy(update=self._of_machine(busy_s)), left)
+
+    def say(self, message: StageReply | OutOfMemory, left: bytes = b"") -> None:
+        """Tell the daemon, and send the bytes that follow. The thread that writes snapshots speaks, too."""
+        with self._speaking:
+            for piece in with_bytes(frame(message), left):
                 self._channel.sendall(piece)
 
+    def _tell_when_written(self, number: int) -> None:
+        """Answer the order of this number once this process's rows of the last snapshot are written."""
+        if self._work is None:
+            self.say(StageReply(number=number, failed="no snapshot of a lane", expected="one that was taken"))
+        else:
+            self._work.when_written(partial(self._tell_written, number))
+
+    def _tell_written(self, number: int, error: BaseException | None) -> None:
+        self._room.put_down()
+        why = {} if error is None else {"failed": f"a snapshot was not written: {error}", "expected": "all of its rows"}
+        with suppress(OSError):  # the daemon is gone
+            self.say(StageReply(number=number).model_copy(update=why))
+
+    def _put_down(self) -> None:
+        self._vectors.put_down()
+        self._room.put_down()
+
     def _pass_on(self, order: StageOrder, data: bytes, blob: bytes) -> None:
-        """Give the other cards an order, with what arrived from another stage; the first one reads snapshots alone."""
+        """Give the other cards an order, with what arrived from another stage."""
         group = self._ranks.group
         if group.size > 1 and order.op not in self._ranks.of_the_first:
             group.share(data)
@@ -167,10 +197,13 @@ class StageWorker:
         group = self._ranks.group
         while (data := group.share()) != END:
             order = StageOrder.model_validate_json(data)
+            if order.op == "written":
+                self._tell_when_written(order.number)
+                continue
             self._answer(order, group.share_all() if order.op == "arrived" else b"")
-            self._vectors.put_down()
+            self._put_down()
             if order.op in _TOLD:
-                self._channel.sendall(frame(StageReply(number=STATE).model_copy(update=self._of_machine(0.0))))
+                self.say(StageReply(number=STATE).model_copy(update=self._of_machine(0.0)))
 
     def _of_machine(self, busy_s: float) -> dict[str, object]:
         return {
@@ -222,10 +255,10 @@ class StageWorker:
                 collect_between_steps(order.at.round * self._lanes.inner_steps + order.at.step)
                 return done.model_copy(update={"counts": counts, "loss_nats": self._loss_of(work)}), b""
             case "snapshot":
-                data = work.snapshot()
-                return done.model_copy(update={"num_bytes": len(data)}), data
+                taken = {"snapshot_bytes": work.snapshot(self._room.out), "num_writers": self._ranks.num_writers}
+                return done.model_copy(update=taken), b""
             case "restore":
-                work.restore(blob)
+                work.restore(self._room.back[: order.snapshot_bytes])
             case "theta":
                 work.write_theta(self._vectors.view(Area.OUT))
             case "adopt":
@@ -348,5 +381,5 @@ def run_stage(channel: socket.socket, plan: StagePlan, memory_fd: int) -> None:
         worker.run()
     except (MemoryError, RuntimeError) as error:
         if worker is not None and is_out_of_memory(error):
-            channel.sendall(frame(OutOfMemory(micro_batch=1, card_report=worker.card.report(0))))
+            worker.say(OutOfMemory(micro_batch=1, card_report=worker.card.report(0)))
         raise

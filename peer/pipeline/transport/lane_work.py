@@ -10,6 +10,7 @@ import torch
 
 from averaging.network.seams.interfaces import Offload
 from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.stage.stage_snapshot import Written
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.ids import PeerId
 from protocol.pipeline.schedule import Pass
@@ -66,8 +67,8 @@ class StageWork(Protocol):
         """Take the inner step. Returns whether its tokens count."""
         ...
 
-    async def snapshot(self) -> bytes:
-        """The complete state on which the next step depends."""
+    async def snapshot(self) -> Written:
+        """Copy the complete state on which the next step depends. The next pass does not wait until the copy is written."""
         ...
 
     async def restore(self, snapshot: bytes) -> None:

@@ -9,7 +9,7 @@ Shapes: N values of a unit, of all its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
@@ -38,12 +38,13 @@ class Bridge:
 
     # --- out ---
 
-    def send(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def send(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], *, at_once: bool = False) -> None:
         """Write parameters into parts of the shared memory, each of the same shape: all as they are now. `wait_sent` returns when
-        it is done. On a card without memory for a copy, they are written at once.
+        it is done. On a card without memory for a copy, or with `at_once`, they are written before this returns.
         """
+        is_beside = self._is_beside and not at_once
         try:
-            copies = [(room, parameter.detach().clone()) for parameter, room in parts] if self._is_beside else None
+            copies = [(room, parameter.detach().clone()) for parameter, room in parts] if is_beside else None
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -59,6 +60,13 @@ class Bridge:
         if self._leaving is not None:
             self._leaving.result(timeout_s)
             self._leaving = None
+
+    def when_sent(self, act: Callable[[BaseException | None], None]) -> None:
+        """Once the snapshot is written, call this with what its copy raised, in this thread or in the one that writes."""
+        if self._leaving is None:
+            act(None)
+        else:
+            self._leaving.add_done_callback(lambda done: act(done.exception()))
 
     # --- in ---
 

@@ -368,7 +368,7 @@ def _stuck(state: LaneState, now_s: float) -> frozenset[int]:
     if waits_for_commit or state.phase == "wanting" or now_s - state.moved_s <= _patience_s(state):
         return frozenset()
     begins = state.phase == "running" and state.saved is None
-    done = state.copied.get(state.at, frozenset()) if begins else frozenset(state.squares)
+    done = state.copied.get(min(state.counted), frozenset()) if begins else frozenset(state.squares)
     return frozenset(range(state.config.num_stages)) - (state.loaded if state.phase == "loading" else done)
 
 

@@ -34,6 +34,7 @@ class _Machine:
         self.looks = 0
         self.at_work = ["cuda:0"]
         self.taken: list[tuple[str, ...]] = []
+        self.can_take = True
 
     def again(self) -> OwnCards:
         """As `OwnCards.again`."""
@@ -43,10 +44,12 @@ class _Machine:
             raise found
         return replace(found, again=self.again)
 
-    def take(self, own: OwnCards, choice: LayoutChoice) -> None:
-        """Train on them."""
-        self.at_work = list(choice.layout.worlds[0].devices)
+    def take(self, own: OwnCards, choice: LayoutChoice) -> bool:
+        """Train on them, if that can be."""
         self.taken.append(choice.layout.worlds[0].devices)
+        if self.can_take:
+            self.at_work = list(choice.layout.worlds[0].devices)
+        return self.can_take
 
     async def watch(self, began: OwnCards, looks: float) -> None:
         """Watch for so many times the interval."""
@@ -71,6 +74,43 @@ async def test_a_look_at_which_a_failed_driver_tells_of_no_card_ends_nothing(
     await machine.watch(FIRST, 10.5)
     assert machine.taken == [("cuda:0", "cuda:1")]
     assert machine.looks == 3
+
+
+async def test_a_look_that_lists_only_some_cards_moves_no_replica_and_forgets_none_of_its_cards(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def never() -> OwnCards:
+        raise AssertionError("a card that trains is held by this peer, which those that were read do not know")
+
+    machine = _Machine(BOTH)
+    machine.at_work = ["cuda:0"]
+    partial_looks = [OwnCards(CARDS.cards[1:], again=never), OwnCards((), (LeftOut(CARDS.cards[0], "held"),))]
+
+    def again() -> OwnCards:
+        return partial_looks.pop(0) if partial_looks else machine.again()
+
+    with trio.move_on_after(LOOK_AGAIN_S * 5.5):
+        own = replace(FIRST, again=again)
+        await watch_for_return(own, _choice, lambda: machine.at_work, machine.take, InlineOffload())
+    assert machine.taken == [("cuda:0", "cuda:1")]
+
+
+async def test_a_replica_that_went_to_the_processor_comes_back_to_its_card(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    machine = _Machine(OwnCards(), OwnCards(CARDS.cards[:1]))
+    machine.at_work = ["cpu"]
+    await machine.watch(FIRST, 5.5)
+    assert machine.taken == [("cuda:0",)]
+
+
+async def test_cards_that_cannot_be_taken_are_offered_again_with_those_of_the_start(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    machine = _Machine(BOTH)
+    machine.can_take = False
+    await machine.watch(FIRST, 3.5)
+    assert machine.taken == [("cuda:0", "cuda:1")] * 3
 
 
 async def test_a_card_that_is_lost_while_it_trains_is_looked_for_too(autojump_clock: trio.testing.MockClock) -> None:

@@ -10,6 +10,8 @@ from peer.machine.device import (
     card_uuid,
     choose_device,
     give_back_memory,
+    has_room_beside_step,
+    has_room_of_step,
     is_out_of_memory,
     limit_memory,
 )
@@ -102,3 +104,18 @@ def test_second_card_is_named_as_its_driver_knows_it(monkeypatch: pytest.MonkeyP
     assert card_uuid(torch.device("cuda", 0)) == "1111aaaa"
     assert card_uuid(torch.device("cuda", 2)) is None, "an older torch"
     assert card_uuid(torch.device("cpu")) == NO_CARD
+
+
+@pytest.mark.parametrize(("most_used", "takes"), [(600, 0), (600, 300), (700, 200)])
+def test_a_copy_has_room_beside_a_step_while_both_fit_the_card(
+    monkeypatch: pytest.MonkeyPatch, most_used: int, takes: int
+) -> None:
+    for name, value in (("memory_reserved", 500), ("memory_allocated", 200), ("max_memory_allocated", most_used)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, found=value: found)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 1000))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+    card = torch.device("cuda", 0)
+    assert has_room_beside_step(card, takes)
+    assert not has_room_beside_step(card, 901 - most_used)
+    assert has_room_of_step(card)
+    assert has_room_beside_step(torch.device("cpu"), 1 << 60)

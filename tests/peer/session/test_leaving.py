@@ -74,7 +74,9 @@ async def test_who_begins_anew_leaves_in_the_same_way_and_who_is_asked_to_leave_
     done.append(departure.comes_back)
     departure.order()
     done.append(departure.comes_back)
-    assert done == [True, False]
+    departure.begin_anew()
+    done.append(departure.comes_back)
+    assert done == [True, False, False]
 
 
 async def _order_after(departure: Departure, seconds: float) -> None:

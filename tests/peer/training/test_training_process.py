@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from peer.pipeline.stage.snapshot_room import rooms_bytes
 from peer.pipeline.stage.stage_channel import StageOrder, parse_reply
 from peer.training import training_process
 from peer.training.plan.layout import Mesh
@@ -32,6 +33,7 @@ from peer.training.training_process import (
 from peer.training.worker_channel import MAX_MESSAGE_BYTES, Failed, OutOfMemory, frame, parse_event, read_message
 from peer.training.worker_process import EarlyWorker, WorkerProcess
 from protocol.errors import LocalProtocolError
+from protocol.tensors.stage_schema import stage_schema
 from tests.peer.training_world import training_plan
 from tests.peer.worker_world import Starts, anchor, stage_plan
 
@@ -45,7 +47,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 async def test_a_life_is_a_plan_that_is_given_and_what_is_heard_until_it_ends(tmp_path: Path, starts: Starts) -> None:
     plan = stage_plan(tmp_path, 1)
-    process = TrainingProcess(anchor(plan).numel())
+    process = TrainingProcess(anchor(plan).numel(), more_bytes=rooms_bytes(stage_schema(plan.stages, plan.stage)))
 
     async def listen(incoming: MessageReader) -> int:
         assert process.stream is not None
@@ -65,7 +67,7 @@ async def test_a_life_is_a_plan_that_is_given_and_what_is_heard_until_it_ends(tm
 
 async def test_one_that_is_killed_ends_its_life_with_nothing(tmp_path: Path, starts: Starts) -> None:
     plan = stage_plan(tmp_path, 1)
-    process = TrainingProcess(anchor(plan).numel())
+    process = TrainingProcess(anchor(plan).numel(), more_bytes=rooms_bytes(stage_schema(plan.stages, plan.stage)))
 
     async def listen(incoming: MessageReader) -> bytes | None:
         process.kill()
@@ -80,7 +82,7 @@ async def test_one_that_is_killed_ends_its_life_with_nothing(tmp_path: Path, sta
 async def test_the_system_that_gives_no_process_is_told_to_who_asks(tmp_path: Path, starts: Starts) -> None:
     starts.refusals = 1
     plan = stage_plan(tmp_path, 1)
-    process = TrainingProcess(anchor(plan).numel())
+    process = TrainingProcess(anchor(plan).numel(), more_bytes=rooms_bytes(stage_schema(plan.stages, plan.stage)))
 
     async def listen(incoming: MessageReader) -> bool:
         return True

@@ -19,8 +19,8 @@ from protocol.pipeline.stage_machine import (
     Point,
     Resumed,
     RunPass,
-    SnapshotHeld,
     SnapshotLoaded,
+    SnapshotTaken,
     SnapshotWhole,
     StageState,
     StepAgreed,
@@ -46,7 +46,7 @@ def _fed(state: StageState, *events: Event) -> lane_stage.StageTransition:
 
 
 def _begun(stage: int) -> StageState:
-    return _fed(begin(CONFIG, stage, START).state, SnapshotHeld(0, START)).state
+    return _fed(begin(CONFIG, stage, START).state, SnapshotTaken(0, START)).state
 
 
 def _stepped(state: StageState, *, counts: bool = True) -> lane_stage.StageTransition:
@@ -60,7 +60,7 @@ def _stepped(state: StageState, *, counts: bool = True) -> lane_stage.StageTrans
 def test_a_lane_begins_with_a_snapshot_and_the_first_stage_needs_nobody_for_its_forward_passes() -> None:
     first = begin(CONFIG, 0, START)
     assert first.orders == (TakeSnapshot(0, START),)
-    assert lane_stage.step(first.state, SnapshotHeld(0, START)).orders == (RunPass(START, F0),)
+    assert lane_stage.step(first.state, SnapshotTaken(0, START)).orders == (RunPass(START, F0),)
 
 
 def test_passes_are_taken_in_order_each_when_its_input_is_here() -> None:
@@ -92,24 +92,24 @@ def test_snapshots_are_taken_every_so_many_steps_at_the_rounds_end_and_after_its
     assert one.orders == (RunPass(Point(4, 1), F0),)
     two = _stepped(one.state)
     assert two.orders == (TakeSnapshot(0, Point(4, 2)),)
-    three = _stepped(lane_stage.step(two.state, SnapshotHeld(0, Point(4, 2))).state)
+    three = _stepped(lane_stage.step(two.state, SnapshotTaken(0, Point(4, 2))).state)
     assert three.orders == (TakeSnapshot(0, Point(4, 3)),)
-    averaging = _fed(three.state, SnapshotHeld(0, Point(4, 3)), SnapshotWhole(0, Point(4, 3)))
+    averaging = _fed(three.state, SnapshotTaken(0, Point(4, 3)), SnapshotWhole(0, Point(4, 3)))
     assert averaging.orders == (Contribute(4, 300),)
     assert lane_stage.step(averaging.state, Adopted(0, 4)).orders == (TakeSnapshot(0, Point(5, 0)),)
 
 
 def test_steps_that_were_left_out_count_no_tokens() -> None:
     two = _stepped(_stepped(_begun(0), counts=False).state)
-    three = _stepped(lane_stage.step(two.state, SnapshotHeld(0, Point(4, 2))).state)
-    held = _fed(three.state, SnapshotHeld(0, Point(4, 3)), SnapshotWhole(0, Point(4, 3)))
+    three = _stepped(lane_stage.step(two.state, SnapshotTaken(0, Point(4, 2))).state)
+    held = _fed(three.state, SnapshotTaken(0, Point(4, 3)), SnapshotWhole(0, Point(4, 3)))
     assert held.orders == (Contribute(4, 200),)
 
 
 def test_a_round_is_entered_when_every_stage_holds_its_end_and_not_before() -> None:
     two = _stepped(_stepped(_begun(0)).state)
-    three = _stepped(lane_stage.step(two.state, SnapshotHeld(0, Point(4, 2))).state)
-    held = lane_stage.step(three.state, SnapshotHeld(0, Point(4, 3)))
+    three = _stepped(lane_stage.step(two.state, SnapshotTaken(0, Point(4, 2))).state)
+    held = lane_stage.step(three.state, SnapshotTaken(0, Point(4, 3)))
     assert held.orders == ()
     assert "here it is" in lane_stage.step(held.state, SnapshotWhole(0, Point(4, 2))).remark
     assert lane_stage.step(held.state, SnapshotWhole(0, Point(4, 3))).orders == (Contribute(4, 300),)
@@ -136,7 +136,7 @@ def test_work_of_the_next_step_may_come_before_this_one_is_taken() -> None:
         (Arrived(0, START, Pass(-1, False)), "comes from nobody"),
         (PassDone(0, START, F0), "was not running"),
         (StepTaken(0, START), "was taken"),
-        (SnapshotHeld(0, START), "a snapshot of"),
+        (SnapshotTaken(0, START), "a snapshot of"),
         (SnapshotWhole(0, START), "every stage holds"),
         (SnapshotLoaded(0), "nobody waits"),
         (Resumed(0), "nobody waits"),
@@ -200,9 +200,9 @@ def test_numbers_that_make_no_lane_are_refused() -> None:
 def test_the_parameters_that_a_round_begins_with_are_measured_before_its_first_step_and_never_again() -> None:
     config = LaneConfig("gpipe", 2, 2, inner_steps=3, snapshot_steps=2, step_tokens=100, heldout_passes=2)
     measured = (Pass(2, False), Pass(3, False))
-    first = _fed(begin(config, 0, START).state, SnapshotHeld(0, START)).state
+    first = _fed(begin(config, 0, START).state, SnapshotTaken(0, START)).state
     assert (first.running, first.todo) == (F0, (F1, B0, B1, *measured))
-    last = _fed(begin(config, 1, START).state, SnapshotHeld(0, START)).state
+    last = _fed(begin(config, 1, START).state, SnapshotTaken(0, START)).state
     trained = [PassDone(0, START, work) for work in (F0, F1, B0, B1)]
     last = _fed(last, *[Arrived(0, START, work) for work in (F0, F1)], *trained).state
     assert last.running is None

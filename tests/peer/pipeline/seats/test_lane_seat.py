@@ -17,7 +17,7 @@ from averaging.codecs.rows.boundary import HEAD_BYTES, Boundary, encode_boundary
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.interfaces import Stream
 from peer.pipeline.seats.lane_seat import KEEPER_SILENT_S, LaneSeat
-from peer.pipeline.stage.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.pipeline.stage.stage_snapshot import Written, decode_snapshot
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer
 from peer.pipeline.transport.lane_outbox import (
@@ -36,7 +36,9 @@ from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
 from tests.peer.lane_swarm import KEEPER, SHAPE, LaneSwarm, Rounds
 from tests.peer.lane_world import lane_config
+from tests.peer.offloaded_work import OffloadedWork
 from tests.peer.stage_world import MODEL, RUN, STAGES
+from tests.peer.whole_snapshot import encode_snapshot
 
 CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
 SEAT, BEFORE, BESIDE, STRANGER = (PeerId(name) for name in ("seat", "before", "beside", "stranger"))
@@ -98,6 +100,8 @@ class Played:
     async def serve(self, sender: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_frame()) is not None:
             parcel = decode_parcel(frame)
+            if isinstance(parcel, msg.LaneFetch):
+                return
             assert isinstance(parcel, msg.LanePassed | msg.LaneCopy)
             self.brought.append((sender, parcel, await receive_bytes(stream, parcel.num_bytes)))
             await answer(stream)
@@ -111,7 +115,7 @@ class Played:
 
 
 @asynccontextmanager
-async def _seated() -> AsyncIterator[Played]:
+async def _seated(*, is_copied: bool = True) -> AsyncIterator[Played]:
     """A seat that has begun, and whose first snapshot lies with its neighbour."""
     with trio.fail_after(120.0):
         async with trio.open_nursery() as nursery:
@@ -126,7 +130,7 @@ async def _seated() -> AsyncIterator[Played]:
             await trio.sleep(0.1)
             assert await played.say(BEGIN) == ""
             nursery.start_soon(played.ping)
-            await played.until(lambda: msg.LaneCopied(0, 0, START) in played.reported)
+            await played.until(lambda: (msg.LaneCopied(0, 0, START) in played.reported) >= is_copied)
             yield played
             nursery.cancel_scope.cancel()
 
@@ -288,9 +292,68 @@ async def test_snapshots_are_freed_once_the_keeper_says_that_all_stages_have_a_n
         beside = encode_snapshot(StageSnapshot(torch.zeros(stage_schema(STAGES, 0).num_elements), ()))
         assert await played.bring(msg.LaneCopy(0, 0, START, 0, len(beside)), beside) == ""
         assert await played.bring(msg.LaneCopy(0, 0, Point(0, 2), 0, len(beside)), beside) == ""
-        assert seat.held_bytes == len(own) + 2 * len(beside)
+        assert _held_bytes(seat) == len(own) + 2 * len(beside)
         await played.say(msg.LaneKeep(0, 0, Point(0, 2)))
-        assert seat.held_bytes == len(beside)
+        assert _held_bytes(seat) == len(beside)
+
+
+def _held_bytes(seat: LaneSeat) -> int:
+    return sum(len(data) for kept in (seat.snapshots.own, seat.snapshots.copies) for data in kept.values())
+
+
+@dataclass
+class Writers:
+    """Snapshots that are written when the test says so."""
+
+    may_write: trio.Event = field(default_factory=trio.Event)
+    taken: int = 0
+    written: int = 0
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> Writers:
+    held, take = Writers(), OffloadedWork.snapshot
+
+    async def snapshot(self: OffloadedWork) -> Written:
+        data = await (await take(self))()
+        held.taken += 1
+
+        async def written() -> bytes:
+            await held.may_write.wait()
+            held.written += 1
+            return data
+
+        return written
+
+    monkeypatch.setattr(OffloadedWork, "snapshot", snapshot)
+    return held
+
+
+async def test_a_pass_goes_on_while_a_snapshot_is_written_and_the_keeper_hears_of_it_afterwards(
+    autojump_clock: trio.testing.MockClock, writers: Writers
+) -> None:
+    async with _seated(is_copied=False) as played:
+        assert await played.bring(_passed(GOOD), GOOD) == ""
+        await played.until(lambda: any(isinstance(parcel, msg.LanePassed) for _, parcel, _ in played.brought))
+        assert played.passes == [(0, False)]
+        assert msg.LaneCopied(0, 0, START) not in played.reported
+        assert not any(isinstance(parcel, msg.LaneCopy) for _, parcel, _ in played.brought)
+        writers.may_write.set()
+        await played.until(lambda: msg.LaneCopied(0, 0, START) in played.reported)
+        assert [parcel.at for _, parcel, _ in played.brought if isinstance(parcel, msg.LaneCopy)] == [START]
+
+
+async def test_a_snapshot_that_is_still_written_when_the_lane_goes_back_is_neither_kept_nor_reported(
+    autojump_clock: trio.testing.MockClock, writers: Writers
+) -> None:
+    async with _seated(is_copied=False) as played:
+        await played.until(lambda: writers.taken == 1)
+        assert await played.say(msg.LaneBack(0, 1, START, 0, MEMBERS)) == ""
+        writers.may_write.set()
+        await trio.sleep(1.0)
+        seat = played.world.members[SEAT].seat
+        assert seat is None or _held_bytes(seat) == 0
+        assert not any(isinstance(message, msg.LaneCopied) for message in played.reported)
 
 
 async def test_the_neighbours_snapshot_is_kept_for_the_member_of_its_stage_alone(

@@ -8,6 +8,7 @@ from peer.pipeline.stage.lane_compute import LaneWork
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
 from tests.peer.compute_world import FORM, START, TOOLS, ones_at
+from tests.peer.whole_snapshot import in_memory, taken
 
 
 def _arrives(work: LaneWork, pass_: Pass, at: Point = START) -> None:
@@ -37,7 +38,7 @@ def test_of_a_step_nothing_is_held_once_its_micro_batches_have_gone_back() -> No
 @pytest.mark.parametrize("is_run", [False, True])
 def test_back_at_a_snapshot_what_was_in_flight_is_freed(is_run: bool) -> None:
     work = _middle()
-    snapshot = work.snapshot()
+    snapshot = in_memory(taken(work))
     _arrives(work, Pass(0, False))
     if is_run:
         work.run_pass(0, START, Pass(0, False))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from peer.training.plan.card_plan import CardPlan, Precision
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import SCHEDULES, passes
 from tests.peer.stage_world import (
@@ -146,3 +149,27 @@ def test_a_recomputing_stage_keeps_what_came_in_alone() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda _: pytest.fail("kept"), lambda saved: saved):
         left = passes_.forward(micro_batch(), torch.zeros(2, MODEL.context_tokens, MODEL.dim, dtype=torch.float64))
     assert not left.requires_grad
+
+
+class _Products(TorchDispatchMode):
+    """Notes the types of matrices that are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types = set[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+            self.types |= {each.dtype for each in args if isinstance(each, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stage_multiplies_in_the_type_of_its_plan_and_sums_gradients_in_float32(precision: Precision) -> None:
+    model, batch, noise_BTD = stage_model(1, torch.float32), micro_batch(), torch.randn(2, 4, MODEL.dim)
+    passes_ = stage_passes(model, most_kept=1, plan=CardPlan(precision=precision))
+    with _Products() as products:
+        passes_.forward(batch, noise_BTD)
+        passes_.backward(batch, noise_BTD)
+    assert products.types == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}

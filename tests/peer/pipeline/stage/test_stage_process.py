@@ -11,8 +11,9 @@ import trio
 import trio.testing
 
 from peer.pipeline.stage import stage_process
+from peer.pipeline.stage.process_work import ProcessWork
 from peer.pipeline.stage.stage_channel import StageReply
-from peer.pipeline.stage.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied, open_stage_process
 from peer.pipeline.stage.stage_worker import StageWorker
 from peer.training import training_process
 from peer.training.plan.card_plan import CardPlan
@@ -86,7 +87,7 @@ async def test_a_seat_computes_its_passes_steps_and_snapshots_in_the_process(tmp
         assert message
         assert reported.passes == [Pass(0, False)]
         assert reported.busy_s > 0.0
-        snapshot = await work.snapshot()
+        snapshot = await (await work.snapshot())()
         await work.adopt(torch.zeros_like(anchor(plan)))
         assert not (await work.theta()).any()
         await work.restore(snapshot)
@@ -196,7 +197,7 @@ async def test_values_cross_in_the_memory_that_both_have(tmp_path: Path, starts:
         await _ready(process)
         await process.ask("open", {"lane": 1}, vector_N=anchor(plan))
         await process.ask("theta")
-        assert torch.equal(process.theta(), anchor(plan))
+        assert torch.equal(await process.theta(), anchor(plan))
 
 
 async def test_after_running_out_of_memory_the_next_process_takes_the_next_plan(

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from peer.pipeline.stage.lane_compute import ComputeContext, LaneWork, Targets
+from peer.pipeline.stage.snapshot_room import rooms_bytes
 from peer.pipeline.stage.stage_channel import StagePlan
 from peer.pipeline.stage.stage_ranks import RanksApart, StageRanks, alone_on_stage
 from peer.pipeline.stage.stage_snapshot import decode_snapshot
@@ -49,7 +50,7 @@ def _trained(first: Asker, last: Asker, folder: Path) -> Found:
     (*_, measured) = [forward(first, last, PIPELINE.micro_batches + number) for number in range(num_measured)]
     told = [one_step(first, last, step=step, together=step > 0) for step in range(STEPS)]
     found = {"told": torch.tensor([*told, (measured.heldout_nats or 0.0, 0.0)], dtype=torch.float64)}
-    snapshots = {stage: asker.ask("snapshot")[1] for stage, asker in askers.items()}
+    snapshots = {stage: asker.snapshot() for stage, asker in askers.items()}
     for stage, data in snapshots.items():
         found[f"snapshot {stage}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     for word in ("once", "again"):
@@ -59,7 +60,7 @@ def _trained(first: Asker, last: Asker, folder: Path) -> Found:
             found[f"{word} {stage}"] = asker.vectors.read(Area.OUT)
         forward(first, last, 0, step=STEPS + 1)
         for stage, asker in askers.items():
-            asker.ask("restore", snapshots[stage])
+            asker.restore(snapshots[stage])
     for stage, asker in askers.items():
         asker.vectors.write(Area.IN, anchor(stage_plan(folder, stage)) * 0.5)
         asker.ask("adopt")
@@ -67,7 +68,7 @@ def _trained(first: Asker, last: Asker, folder: Path) -> Found:
     for stage, asker in askers.items():
         asker.ask("theta")
         found[f"end {stage}"] = asker.vectors.read(Area.OUT)
-        found[f"left {stage}"] = torch.frombuffer(bytearray(asker.ask("snapshot")[1]), dtype=torch.uint8)
+        found[f"left {stage}"] = torch.frombuffer(bytearray(asker.snapshot()), dtype=torch.uint8)
     return found
 
 
@@ -106,9 +107,9 @@ def two_cards(mesh: Mesh, rank: int, folder: Path) -> Mapping[str, torch.Tensor]
 def _followed(plan: StagePlan, group: RankGroup, memory: Path) -> torch.Tensor:
     """The parameters of a card beside the first one, at the end."""
     daemon, channel = socket.socketpair()
-    num_elements = stage_schema(plan.stages, plan.stage).num_elements
+    schema = stage_schema(plan.stages, plan.stage)
     with daemon, channel, memory.open("a+b") as file:
-        file.truncate(mapping_bytes(num_elements))
+        file.truncate(mapping_bytes(schema.num_elements) + rooms_bytes(schema))
         worker = StageWorker(channel, plan, file.fileno(), group)
         worker.run()
         assert worker._work is not None
@@ -147,14 +148,14 @@ def test_a_stage_on_two_cards_trains_as_on_one_and_its_snapshots_are_those_of_on
             asker.vectors.write(Area.IN, anchor(plans[of_two]))
             asker.ask("open", lane=7)
             data = found[f"snapshot {of_two}"].numpy().tobytes()
-            asker.ask("restore", data)
-            assert asker.ask("snapshot")[1] == data, "one card goes on from it, bit for bit"
+            asker.restore(data)
+            assert asker.snapshot() == data, "one card goes on from it, bit for bit"
         schema, kept = stage_schema(plans[of_two].stages, of_two), _moments_file(short_path, of_two)
         resumed = plans[of_two].model_copy(update={"moments_file": kept, "moments_within_tokens": 1})
         with stage_worker(resumed) as asker:
             asker.vectors.write(Area.IN, anchor(resumed))
             asker.ask("open", lane=7)
-            taken_up = decode_snapshot(asker.ask("snapshot")[1], schema).moments
+            taken_up = decode_snapshot(asker.snapshot(), schema).moments
         left = decode_snapshot(found[f"left {of_two}"].numpy().tobytes(), schema).moments
         assert len(taken_up) == len(left) > 0, "one card takes up the moments that two have kept"
         assert all(

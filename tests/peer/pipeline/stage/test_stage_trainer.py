@@ -29,6 +29,7 @@ from tests.peer.stage_world import (
     whole_loss,
     whole_model,
 )
+from tests.peer.whole_snapshot import restore, snapshot_of
 
 ADAMW = InnerSection(learning_rate=0.01, batch_tokens=16, clip_norm=0.5)
 MUON = InnerSection(learning_rate=0.01, batch_tokens=16, clip_norm=0.5, optimizer="muon")
@@ -81,11 +82,11 @@ def test_stages_that_step_together_move_as_the_whole_model_does_clipped_by_its_w
 def test_a_snapshot_goes_on_elsewhere_as_if_it_had_been_there_from_the_start(inner: InnerSection) -> None:
     trainers = _trainers(inner, torch.float32)
     _step(trainers, 0)
-    snapshots = [trainer.snapshot() for trainer in trainers]
+    snapshots = [snapshot_of(trainer) for trainer in trainers]
     others = _trainers(inner, torch.float32)
     _step(others, 7)
     for trainer, snapshot in zip(others, snapshots, strict=True):
-        trainer.restore(snapshot)
+        restore(trainer, snapshot)
     for step in (1, 2):
         _step(trainers, step)
         _step(others, step)
@@ -94,11 +95,11 @@ def test_a_snapshot_goes_on_elsewhere_as_if_it_had_been_there_from_the_start(inn
 
 def test_going_back_to_a_snapshot_before_the_first_step_leaves_no_moments() -> None:
     trainers, fresh = _trainers(ADAMW), _trainers(ADAMW)
-    snapshots = [trainer.snapshot() for trainer in trainers]
+    snapshots = [snapshot_of(trainer) for trainer in trainers]
     _step(trainers, 0)
     _through(trainers, 1)
     for trainer, snapshot in zip(trainers, snapshots, strict=True):
-        trainer.restore(snapshot)
+        restore(trainer, snapshot)
         assert not trainer.passes.kept
     _step(trainers, 2)
     _step(fresh, 2)
@@ -117,17 +118,17 @@ def test_a_step_whose_norm_is_not_finite_moves_no_stage(square: float) -> None:
 def test_an_anchor_is_loaded_with_the_moments_left() -> None:
     trainers = _trainers(ADAMW)
     _step(trainers, 0)
-    moments = trainers[1].snapshot().moments
+    moments = snapshot_of(trainers[1]).moments
     trainers[1].load(part_of(ANCHOR_N, 1))
     assert torch.equal(trainers[1].theta(), part_of(ANCHOR_N, 1).double())
-    assert all(torch.equal(a, b) for a, b in zip(trainers[1].snapshot().moments, moments, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(snapshot_of(trainers[1]).moments, moments, strict=True))
 
 
 def test_a_snapshot_of_another_stage_is_refused() -> None:
     trainers = _trainers(ADAMW)
     _step(trainers, 0)
     with pytest.raises(LocalProtocolError):
-        trainers[0].restore(trainers[1].snapshot())
+        restore(trainers[0], snapshot_of(trainers[1]))
     with pytest.raises(LocalProtocolError, match="at least 0"):
         trainers[0].take_step(-1.0, 0.01)
 

@@ -53,12 +53,12 @@ def test_a_snapshot_brings_the_stage_back_and_adopted_parameters_are_gone_on_fro
     plan = stage_plan(tmp_path, 1)
     with stage_worker(plan) as asker:
         _opened(asker, 1, tmp_path)
-        _, snapshot = asker.ask("snapshot")
+        snapshot = asker.snapshot()
         asker.vectors.write(Area.IN, anchor(plan) + 1.0)
         asker.ask("adopt", schedule_tokens=STEP_TOKENS)
         asker.ask("theta")
         assert torch.equal(asker.vectors.read(Area.OUT), anchor(plan) + 1.0)
-        asker.ask("restore", snapshot)
+        asker.restore(snapshot)
         asker.ask("theta")
         assert torch.equal(asker.vectors.read(Area.OUT), anchor(plan))
 
@@ -70,11 +70,11 @@ def test_the_moments_outlive_a_lane_whose_parameters_the_next_one_does_not_keep(
         _opened(last, 1, tmp_path)
         one_step(first, last)
         schema = stage_schema(plans[1].stages, 1)
-        before = decode_snapshot(last.ask("snapshot")[1], schema)
+        before = decode_snapshot(last.snapshot(), schema)
         last.ask("run_pass", micro_batch=0)  # a pass that the lane's end leaves unfinished
         last.vectors.write(Area.IN, anchor(plans[1]) + 1.0)
         last.ask("open", lane=8)
-        after = decode_snapshot(last.ask("snapshot")[1], schema)
+        after = decode_snapshot(last.snapshot(), schema)
     assert torch.equal(after.theta_N, anchor(plans[1]) + 1.0)
     assert len(after.moments) > 0
     assert all(torch.equal(one, other) for one, other in zip(before.moments, after.moments, strict=True))
@@ -91,7 +91,7 @@ def test_what_others_sent_and_is_no_good_is_refused_and_what_cannot_be_done_fail
         assert strange.refused
         lacking, _ = asker.ask("run_pass")
         assert "without activations" in lacking.failed
-        other, _ = asker.ask("restore", b"no snapshot")
+        other = asker.restore(b"no snapshot")
         assert other.refused or other.failed
         asker.ask("theta")
         assert torch.equal(asker.vectors.read(Area.OUT), anchor(stage_plan(tmp_path, 1)))

@@ -293,6 +293,18 @@ def test_a_first_step_that_never_ends_ends_the_lane_and_so_does_a_stage_that_is_
     assert ended.reason.startswith("stages [2] answer and do not get on")
 
 
+def test_steps_go_on_before_the_first_snapshot_is_whole_and_who_never_holds_it_is_named() -> None:
+    state = _fed(lane.begin(CONFIG, (A, B, C), START, 0.0), *_snapshots(START)[:2], *_squares(START)).state
+    assert (state.at, state.saved) == (Point(4, 1), None)
+    whole = _fed(state, *_snapshots(START)[2:]).state
+    assert (whole.saved, whole.counted[Point(4, 1)]) == (START, 1)
+    late_s = lane.LOADED_WITHIN_S + 1.0
+    (ended,) = lane.step(_alive(state, late_s), LaneTicked(), late_s).orders
+    assert isinstance(ended, Dissolve)
+    assert ended.tokens == 0
+    assert ended.reason.startswith("stages [2] answer and do not get on")
+
+
 def test_a_member_that_has_just_come_may_take_as_long_for_its_first_step_as_a_new_lane() -> None:
     state = _fed(_slow_steps(), SparesListed(((X, ANY),)), MemberLost(C), now_s=11.0).state
     back = _fed(state, *(LoadedReported(peer, 1) for peer in (A, B, X)), now_s=12.0).state
