@@ -47,6 +47,11 @@ SCORES_BYTES: Final = 8
 beside the snapshot of a slow round (4).
 """
 
+AUDIT_BYTES: Final = 40
+"""Of a member that does others' steps again, a value, while it does: two beginnings of rounds and the state of that work, each with
+parameters and two moments (12), and the delta (4). It audits nothing where so much is not free (peer/audits/audit_turns.py).
+"""
+
 STAGE_BASE_BYTES: Final = 1 << 30
 """As `PEER_BASE_BYTES`, for a stage with the activations of its lanes."""
 

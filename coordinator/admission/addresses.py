@@ -200,9 +200,14 @@ def _free_port(listens_on: tuple[str, ...], host: str) -> int:
     return port
 
 
-def _port(ledger: Ledger, name: str, wanted: int, listens_on: tuple[str, ...], host: str) -> int:
+def _port(ledger: Ledger, name: str, wanted: int, listens_on: tuple[str, ...], host: str, other: int) -> int:
+    """`other`: the port of another service, which the system may give a second time once it is closed."""
     stored = ledger.get(name)
     port = wanted or (int(stored) if stored else _free_port(listens_on, host))
+    for _ in range(_TRIES):
+        if wanted or stored or port != other:
+            break
+        port = _free_port(listens_on, host)
     flag = "--" + name.replace(" ", "-")
     _check_free(
         name,
@@ -258,8 +263,8 @@ def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:
     """
     host = config.listen_host
     listens_on = listen_addresses(host)
-    grpc_port = _port(ledger, "grpc port", config.grpc_port, listens_on, host)
-    p2p_port = _port(ledger, "p2p port", config.p2p_port, listens_on, host)
+    grpc_port = _port(ledger, "grpc port", config.grpc_port, listens_on, host, config.p2p_port)
+    p2p_port = _port(ledger, "p2p port", config.p2p_port, listens_on, host, grpc_port)
     if grpc_port == p2p_port:
         raise ConfigError(
             f"grpc port and p2p port are both {grpc_port}", "two ports", "give another with --grpc-port or --p2p-port"

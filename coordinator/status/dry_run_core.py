@@ -16,6 +16,7 @@ from protocol.estimates.estimates import (
 from protocol.estimates.kept_checkpoints import KeptCheckpoints, kept_checkpoints
 from protocol.estimates.pipeline_estimates import stage_estimates
 from protocol.estimates.unit_disk import PARAMETER_BYTES, STATE_BYTES_PER_PARAMETER
+from protocol.estimates.work_audits import audit_estimates
 from protocol.rounds.lineage.lineage import MAX_DEPTH
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
@@ -63,6 +64,7 @@ def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     size = run_size(run)
     return (
         Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),
+        *audit_estimates(run),
         *disk_estimates(run, "its data"),
         *adapter_estimates(run)[1:],
         *stage_estimates(run),

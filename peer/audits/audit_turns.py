@@ -1,7 +1,7 @@
 """Audits in the training process: keeps the state with which this peer began a round, and takes another peer's steps from there.
 
 The steps are taken in turns with own training. A round that is to be audited costs a copy of parameters and moments in the machine's
-memory. While steps are done again there are two more copies: one of that work and one of our own.
+memory. While steps are done again there is one more: in a turn it holds our own, between turns that of the work.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from averaging.system.machine_limits import read_memory
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.machine.device import is_out_of_memory
-from peer.training.local_training import LocalTrainer, TrainerState, state_bytes, state_of, why_no_state
+from peer.training.local_training import LocalTrainer, TrainerState, delta_bytes, state_bytes, state_of, why_no_state
 from peer.training.worker_channel import Redone, RedoOrder
 
 MOST_KEPT: Final = 2
 """States that are kept: of the beginning of the audited round, and of the next one."""
 
-MOST_COPIES: Final = 4
-"""Copies of the training state at once: the kept beginnings, the state of the redone steps, and our own meanwhile."""
+MOST_COPIES: Final = 3
+"""Copies of the training state at once: the kept beginnings, and the state of the redone steps or our own. The delta comes on top."""
 
 LONGEST_STEP_S: Final = 30.0
 """With longer steps nothing is audited: a turn is a step at least, and no order, not even a pause, is obeyed within it."""
@@ -55,7 +55,7 @@ class AuditTurns:
         """Why an audit would be in the way of training. A system may promise memory that it lacks, and end a process later."""
         if self._step_s > LONGEST_STEP_S:
             return TOO_SLOW
-        needed_bytes = (MOST_COPIES - len(self._kept)) * state_bytes(self._trainer)
+        needed_bytes = (MOST_COPIES - len(self._kept)) * state_bytes(self._trainer) + delta_bytes(self._trainer)
         return NO_MEMORY if self._free_bytes() < needed_bytes else ""
 
     def stepped(self, busy_s: float) -> None:

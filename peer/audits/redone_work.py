@@ -4,18 +4,20 @@ The windows of a step follow from the seed, the peer and the step (averaging/dat
 are those with which the auditor itself began that round, so they take no bytes. Moments from after the round would differ more. As
 many steps on other windows, from the same state, make a control to compare with (peer/audits/work_audit_core.py).
 
-Redone work is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit.
+Redone work is cut into short turns. Between them the trainer has its own parameters, moments and counters back, bit for bit. In a turn
+both states change places, so an audit takes one copy of the state, and a turn takes none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from peer.machine.device import is_out_of_memory
-from peer.training.local_training import Counters, LocalTrainer, TrainerState, put_state, state_of
+from peer.training.local_training import Counters, LocalTrainer, TrainerState, exchange_state
+from peer.training.replica.exchange_values import exchange_piece
 from protocol.errors import LocalProtocolError, MachineError
 
 MOST_STEPS: Final = 1 << 20
@@ -43,15 +45,21 @@ class RedoneWork:
         begun: the state with which this trainer began its own steps from the contributor's anchor, as `state_of` copied it.
 
     Raises:
-        LocalProtocolError: the trainer cannot put its own state aside (`state_of`).
+        MemoryError, RuntimeError: there is no memory for a copy of it.
     """
 
     def __init__(self, trainer: LocalTrainer, steps: ClaimedSteps, begun: TrainerState) -> None:
         changes = {"peer": steps.peer, "first_step": steps.first_step, "stride": steps.stride}
         self._trainer, self._begun, self._steps = trainer, begun, steps
         ready = (0,) * len(begun.counters.ready)
-        counters = Counters(steps.first_step, ready, source_tokens=begun.counters.source_tokens)
-        self._state = replace(begun, plan=begun.plan.model_copy(update=changes), counters=counters)
+        self._state = TrainerState(
+            [value.clone() for value in begun.values],
+            [moment.clone() for moment in begun.moments],
+            Counters(steps.first_step, ready, source_tokens=begun.counters.source_tokens),
+            begun.plan.model_copy(update=changes),
+            begun.schedule_tokens,
+        )
+        self._piece_P = exchange_piece()
 
     @property
     def num_left(self) -> int:
@@ -65,34 +73,32 @@ class RedoneWork:
         Raises:
             MachineError: the trainer could not be put back where it was, and must not go on.
         """
-        own = state_of(self._trainer)
+        own = _exchanged(self._trainer, self._state, self._piece_P)  # which lies where this work's state was
         try:
-            put_state(self._trainer, self._state)
             for _ in range(min(most_steps, self.num_left)):
                 self._trainer.step()
-            self._state = state_of(self._trainer)
         finally:
-            _put_back(self._trainer, own)
+            self._state = _exchanged(self._trainer, own, self._piece_P)
         return not self.num_left
 
     def delta(self) -> torch.Tensor:
         """The contribution that these steps make, (N,) float32, before any encoding: what they subtracted from the beginning."""
-        return torch.sub(_flat(self._begun), _flat(self._state))
+        delta_N = torch.empty(sum(value.numel() for value in self._begun.values), dtype=torch.float32)
+        parts = torch.split(delta_N, [value.numel() for value in self._begun.values])
+        for part, before, after in zip(parts, self._begun.values, self._state.values, strict=True):
+            torch.sub(before.reshape(-1), after.reshape(-1), out=part)
+        return delta_N
 
 
-def _put_back(trainer: LocalTrainer, own: TrainerState) -> None:
-    """A trainer without all of its own values would train on with another's."""
+def _exchanged(trainer: LocalTrainer, other: TrainerState, piece_P: torch.Tensor) -> TrainerState:
+    """As `exchange_state`. A trainer without all of its own values would train on with another's."""
     try:
-        put_state(trainer, own)
+        return exchange_state(trainer, other, piece_P)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise MachineError(
             "the state of training could not be put back after an audit, for there was no memory",
-            "memory for the optimizer's moments",
+            "memory for pieces of a state",
             "set audit_share to 0 if this comes again",
         ) from error
-
-
-def _flat(state: TrainerState) -> torch.Tensor:
-    return torch.cat([value.to(torch.float32).reshape(-1) for value in state.values])

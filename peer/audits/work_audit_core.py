@@ -94,29 +94,6 @@ def compared(products: Products) -> Finding | None:
     return Finding(gap, length / math.sqrt(products.redone_squared))
 
 
-def why_no_audit(
-    *, is_blocking: bool, num_units: int, leaves_out: bool, has_feedback: bool, shards: str, trains_alone: bool
-) -> str:
-    """Why nobody's work can be done again in a run, or by this peer; empty where it can.
-
-    Args:
-        is_blocking: training waits while a round's work is averaged, so a round's work begins at its base.
-        num_units: units of the model; a unit of several begins at another time than the others.
-        leaves_out: the codec of contributions sends a part of the values alone.
-        has_feedback: what a codec left out is added to the next contribution.
-        shards: what peers hold, as run.toml says.
-        trains_alone: this peer trains the whole model in one process.
-    """
-    reasons = (
-        (shards == "data", f'peers hold {shards}; expected shards = "data"'),
-        (is_blocking, "rounds overlap with training, so a contribution begins at no common state"),
-        (num_units == 1, "the model is averaged in fragments, which begin at different steps"),
-        (not leaves_out and not has_feedback, "contributions are sparse, or carry rests of earlier rounds"),
-        (trains_alone, "this peer's replica is shared by several processes"),
-    )
-    return next((reason for is_fine, reason in reasons if not is_fine), "")
-
-
 def audits_round(share: float, own: PeerStanding, draw: Draw) -> bool:
     """Whether this peer, of standing `own`, audits a round. Drawn before the round, since the moments of its beginning are needed.
 

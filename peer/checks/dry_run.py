@@ -33,7 +33,9 @@ def dry_run_lines(config: PeerConfig, flags: Mapping[str, object], invite_text: 
     joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
     kept, origin = (joined, "joined from here before") if joined else _ask_host(config, invite_text)
     memory_bytes = whole_bytes(config.max_memory_gb)
-    offer = OfferedResources(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
+    offer = OfferedResources(
+        config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes, config.audit_share
+    )
     data_bytes = _data_bytes(kept) if kept else 0
     return [
         "settings",

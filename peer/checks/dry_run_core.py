@@ -11,6 +11,7 @@ from protocol.estimates.dry_run import Estimate, disk_estimates, traffic_estimat
 from protocol.estimates.estimates import run_size, weights_bytes
 from protocol.estimates.pipeline_estimates import stage_estimates
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER
+from protocol.estimates.work_audits import audit_estimates
 from protocol.memory_costs import PEER_BASE_BYTES
 from protocol.pipeline.placement.cutting import stages_that_fit
 from protocol.run.manifest import RunConfig
@@ -28,6 +29,7 @@ class OfferedResources:
     no_listen: bool
     daily_quota_gb: float
     max_memory_bytes: int = 0
+    audit_share: float = 1.0
 
 
 def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResources) -> tuple[Estimate, ...]:
@@ -45,6 +47,7 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: OfferedResourc
     return (
         Estimate("adapter" if run.adapter else "model", f"{whole(size.num_parameters)} parameters"),
         Estimate("memory", f"about {in_bytes(size.peer_bytes)}"),
+        *(audit_estimates(run) if offer.audit_share else ()),
         *disk_estimates(run, f"{in_bytes(data_kept_bytes)} of data"),
         Estimate(
             "at the start",

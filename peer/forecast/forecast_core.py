@@ -17,6 +17,7 @@ from peer.training.plan.card_memory_core import flops_per_token, run_load
 from protocol.errors import ConfigError
 from protocol.estimates.estimates import SECONDS_PER_DAY, run_size
 from protocol.estimates.unit_disk import STATE_BYTES_PER_PARAMETER
+from protocol.estimates.work_audits import audit_bytes
 from protocol.grids import carbon_kg
 from protocol.memory_costs import TRAINING_BYTES
 from protocol.tables import least_duration, short_count
@@ -95,6 +96,7 @@ class Forecast:
         day_up_bytes, day_down_bytes: of one member, of its rounds.
         machine_bytes: memory of a peer's machine where training is on the CPU, as a dry run promises; `beside_card_bytes` of it
             where a card trains.
+        audit_bytes: more memory of a machine on which others' steps are done again, where it is free; 0 in a run without audits.
         loss: None where no law is known, as for an adapter; a note says why.
         energy: None where the power of some peers is not known.
         notes: what limits or weakens the plan, one line each.
@@ -108,6 +110,7 @@ class Forecast:
     day_down_bytes: float
     machine_bytes: int
     beside_card_bytes: int
+    audit_bytes: int
     loss: ExpectedLoss | None
     energy: Energy | None
     notes: tuple[str, ...]
@@ -166,6 +169,7 @@ def of_tokens(run: RunConfig, speed: Speed, tokens: int, conditions: Conditions)
         day_down_bytes=speed.rounds.down_bytes * per_day,
         machine_bytes=machine_bytes,
         beside_card_bytes=machine_bytes - TRAINING_BYTES * run.held_elements,
+        audit_bytes=audit_bytes(run),
         loss=loss if isinstance(loss, ExpectedLoss) else None,
         energy=None if speed.kw is None else _energy(speed.kw * _HOURS * days, conditions),
         notes=_notes(run, speed, loss),

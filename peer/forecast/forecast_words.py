@@ -30,6 +30,7 @@ def forecast_estimates(found: Forecast, conditions: Conditions) -> list[Estimate
         _traffic(found),
         Estimate("memory", f"of a peer's machine about {in_bytes(found.beside_card_bytes)} beside its cards,"),
         Estimate("", f"or {in_bytes(found.machine_bytes)} where it trains on the CPU"),
+        *_audits(found),
         Estimate("time", least_duration(found.days * SECONDS_PER_DAY)),
         *_energy(found, conditions),
         *_loss(found),
@@ -71,6 +72,7 @@ def forecast_json(found: Forecast) -> dict[str, object]:
         "days": found.days,
         "machine_bytes": found.machine_bytes,
         "beside_card_bytes": found.beside_card_bytes,
+        "audit_bytes": found.audit_bytes,
         "day_up_bytes": found.day_up_bytes,
         "day_down_bytes": found.day_down_bytes,
         "kwh": energy.kwh if energy is not None else None,
@@ -123,6 +125,14 @@ def _peers(found: Forecast) -> list[Estimate]:
         speed = f"{whole(each.tokens_per_s)} tokens/s each" if each.fits else "cannot train it"
         lines.append(Estimate("" if lines else "peers", f"{each.group.text}: {speed}; {each.how}"))
     return lines
+
+
+def _audits(found: Forecast) -> list[Estimate]:
+    if not found.audit_bytes:
+        return []
+    return [
+        Estimate("", f"and up to {in_bytes(found.audit_bytes)} more for audits of others' work, where that is free")
+    ]
 
 
 def _together(found: Forecast) -> list[Estimate]:

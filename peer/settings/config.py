@@ -95,8 +95,8 @@ class PeerConfig(PlaceConfig):
 
     audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Share of rounds, 0 to 1, after which a keeper of an open run does another peer's work of the round again, to check its claim. It
-    takes twice as many local steps, in a tenth of the time at most. A drawn round takes up to four copies of parameters and moments in
-    memory. 0 for none.
+    takes twice as many local steps, in a tenth of the time at most. A drawn round takes up to three copies of parameters and moments
+    in memory, and none where they have no room. 0 for none.
     """
 
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0

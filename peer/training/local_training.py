@@ -17,7 +17,7 @@ import torch
 from averaging.data.assignment import SourceSpan, step_windows
 from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import require_llama
-from peer.machine.device import choose_device, give_back_memory, limit_memory
+from peer.machine.device import choose_device, give_back_memory, limit_memory, wait_for
 from peer.models.adapted_decoder import adapted_decoder, base_of
 from peer.models.decoder import Decoder
 from peer.models.mixture import MixtureDecoder
@@ -33,6 +33,7 @@ from peer.training.ranks.text_share import share_of
 from peer.training.replica.away_replica import replica_on
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
+from peer.training.replica.exchange_values import exchange_values
 from peer.training.replica.expert_turns import expert_of_step
 from peer.training.replica.moments import KeptMoments
 from peer.training.replica.replica import Replica
@@ -438,6 +439,11 @@ def state_bytes(trainer: LocalTrainer) -> int:
     return sum(values.nbytes for values in (*trainer._parameters, *trainer._replica.optimizer.moments()))
 
 
+def delta_bytes(trainer: LocalTrainer) -> int:
+    """Bytes of a contribution in float32."""
+    return 4 * sum(parameter.numel() for parameter in trainer._parameters)
+
+
 def state_of(trainer: LocalTrainer) -> TrainerState:
     """A copy of the trainer's state between two steps, in the machine's memory.
 
@@ -455,13 +461,27 @@ def state_of(trainer: LocalTrainer) -> TrainerState:
     )
 
 
-def put_state(trainer: LocalTrainer, state: TrainerState) -> None:
-    """Continue from a state that `state_of` copied, of this trainer."""
-    with torch.no_grad():
-        for parameter, value in zip(trainer._parameters, state.values, strict=True):
-            parameter.copy_(value)
-    trainer._replica.optimizer.load_moments(state.moments)
-    trainer.counters, trainer.plan, trainer._schedule_tokens = state.counters, state.plan, state.schedule_tokens
+def exchange_state(trainer: LocalTrainer, other: TrainerState, piece_P: torch.Tensor) -> TrainerState:
+    """Continue from another state of this trainer. The trainer's own state, which is returned, then lies in the tensors of `other`.
+
+    Args:
+        piece_P: as of `exchange_values`; nothing else is taken of memory.
+
+    Raises:
+        LocalProtocolError: a state of another trainer, or moments of one alone. Nothing is changed then.
+    """
+    own = (*(each.detach() for each in trainer._parameters), *trainer._replica.optimizer.moments())
+    theirs = (*other.values, *other.moments)
+    if [each.shape for each in own] != [each.shape for each in theirs]:
+        raise LocalProtocolError(
+            f"a state of {len(theirs)} tensors", f"the {len(own)} of this trainer, each of its shape"
+        )
+    wait_for(trainer._device)  # moments in pinned memory may be on their way
+    for one, another in zip(own, theirs, strict=True):
+        exchange_values(one, another, piece_P)
+    before = replace(other, counters=trainer.counters, plan=trainer.plan, schedule_tokens=trainer._schedule_tokens)
+    trainer.counters, trainer.plan, trainer._schedule_tokens = other.counters, other.plan, other.schedule_tokens
+    return before
 
 
 def _heldout_bytes_per_token(plan: TrainingPlan, expert: int | None) -> float:

@@ -89,6 +89,7 @@ class WorkerTrainer:
         self._spans = plan.units.spans
         self._process = TrainingProcess(plan.units.whole.num_elements, early)
         self._rooms = UnitRooms(self._process.vectors, self._spans)
+        self.shift_room = self._rooms.for_shift
         self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
         """The anchor of each unit, from which the next worker starts."""
         self._command_lock = trio.Lock()

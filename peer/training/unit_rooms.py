@@ -1,8 +1,9 @@
 """The memory shared with a training process, unit by unit: where a unit's values lie, and which snapshots are not spent yet.
 
 A snapshot is spent once its unit has moved. Other values of a unit take its place in the area `OUT` if no snapshot lies there, else in
-`ASIDE`. So only a snapshot that is being read while values come, or one of several units, costs a second place. `IN` is for anchors
-alone: a process that dies while values are copied is restarted from it.
+`ASIDE`. So only a snapshot that is being read while values come, or one of several units, costs a second place. A shift may be made in
+`OUT` from its beginning on; from then until it is spent it counts as a snapshot. `IN` is for anchors alone: a process that dies while
+values are copied is restarted from it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import trio
 
+from averaging.network.seams.interfaces import NoPart
 from peer.training.worker_channel import Area, SharedVectors
 
 
@@ -26,12 +28,24 @@ class UnitRooms:
         self._vectors, self._spans = vectors, tuple(spans)
         self._unspent = set[int]()
         self._offered = set[int]()
+        self._read = set[int]()
+        """Units of which the process reads values in `OUT` that are no snapshot."""
+
+        self._shifted = set[int]()
+        """Units of which a shift is made in `OUT`."""
+
         self._changed = trio.Event()
 
     # --- snapshots ---
 
     def snapshot(self, unit: int) -> torch.Tensor:
-        """The place of the unit's theta, (N,) float32, for a process that is asked to write it there. It is kept until it is spent."""
+        """The place of the unit's theta, (N,) float32, for a process that is asked to write it there. It is kept until it is spent.
+
+        Raises:
+            NoPart: a shift is made there, so a commit is about to come.
+        """
+        if unit in self._shifted:
+            raise NoPart("a commit that is being applied", "a snapshot after it")
         self._unspent.add(unit)
         return self._vectors.part(Area.OUT, self._spans[unit])
 
@@ -50,6 +64,7 @@ class UnitRooms:
         if unit in self._offered:
             return
         self._unspent.discard(unit)
+        self._shifted.discard(unit)
         self._vectors.empty(Area.OUT, self._spans[unit])
         changed, self._changed = self._changed, trio.Event()
         changed.set()
@@ -60,6 +75,16 @@ class UnitRooms:
             self.spend(unit)
 
     # --- values that the process uses ---
+
+    def for_shift(self, unit: int) -> torch.Tensor | None:
+        """The place of the unit's values, (N,) float32, for a shift that is to be made and then laid. It is kept until it is spent.
+        None while something else lies there.
+        """
+        if unit in self._unspent or unit in self._read:
+            return None
+        self._unspent.add(unit)
+        self._shifted.add(unit)
+        return self._vectors.part(Area.OUT, self._spans[unit])
 
     def begin(self, unit: int, anchor_N: torch.Tensor) -> None:
         """Lay a unit's anchor, (N,) float32, where a starting process reads it."""
@@ -77,10 +102,13 @@ class UnitRooms:
         area = Area.OUT if is_there or unit not in self._unspent else Area.ASIDE
         if not is_there:
             self._vectors.part(area, self._spans[unit]).copy_(values_N)
+        if area is Area.OUT:
+            self._read.add(unit)
         return area
 
     def used(self, unit: int) -> None:
         """The process has used the values that were laid for a unit. Its snapshot is spent with them."""
+        self._read.discard(unit)
         self._vectors.empty(Area.ASIDE, self._spans[unit])
         self.spend(unit)
 
@@ -99,9 +127,11 @@ class UnitRooms:
     def for_evaluation(self) -> tuple[tuple[Area, ...], list[torch.Tensor]]:
         """The area for each unit's values, and their places there, (N,) float32 each."""
         areas = tuple(Area.ASIDE if unit in self._unspent else Area.OUT for unit in range(len(self._spans)))
+        self._read |= {unit for unit, area in enumerate(areas) if area is Area.OUT}
         return areas, [self._vectors.part(area, span) for area, span in zip(areas, self._spans, strict=True)]
 
     def evaluated(self, areas: Sequence[Area]) -> None:
         """Free the memory of an evaluation's values."""
+        self._read -= {unit for unit, area in enumerate(areas) if area is Area.OUT}
         for area, span in zip(areas, self._spans, strict=True):
             self._vectors.empty(area, span)

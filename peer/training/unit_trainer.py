@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from averaging.network.seams.interfaces import HeldoutLosses, KeptPart, ReadAnchors, Snapshot, TrainerProgress
 from peer.training.peer_trainer import PeerTrainer
+
+
+@runtime_checkable
+class LendsRoom(Protocol):
+    """Training whose memory, shared with its process, has a place for the shift of a unit."""
+
+    @property
+    def shift_room(self) -> Callable[[int], torch.Tensor | None]:
+        """Gives the place of a unit's shift, (N,) float32, and keeps it for that; None while something else lies there."""
+        ...
 
 
 class UnitTrainer:
@@ -44,6 +55,10 @@ class UnitTrainer:
     async def evaluate(self, read: ReadAnchors) -> HeldoutLosses:
         """Held-out losses of the whole model: `read` gives the anchors of all units. Raises as `PeerTrainer.evaluate`."""
         return await self._worker.evaluate(read)
+
+    def shift_room(self) -> torch.Tensor | None:
+        """Where the unit's next shift may be made, (N,) float32; None where it takes memory of its own."""
+        return self._worker.shift_room(self._place) if isinstance(self._worker, LendsRoom) else None
 
     def progress(self) -> TrainerProgress:
         """Current counters, with this unit's ready tokens."""

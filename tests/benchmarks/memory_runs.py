@@ -56,6 +56,7 @@ COOL_S: Final = 62.0
 
 QUIET_S: Final = 3.0
 POLL_S: Final = 0.2
+LIMIT_S: Final = 300.0
 LEAVE_LIMIT_S: Final = 30.0
 NEVER: Final = 1 << 16
 
@@ -86,7 +87,7 @@ class Run:
     has_all: bool = False
     inner: InnerSection = field(default_factory=lambda: InnerSection(learning_rate=0.001, batch_tokens=BATCH_TOKENS))
     peer_flags: tuple[str, ...] = ()
-    limit_s: float = 300.0
+    limit_s: float = LIMIT_S
 
     @property
     def config(self) -> RunConfig:

@@ -8,11 +8,12 @@ import pytest
 import torch
 import trio
 
-from averaging.network.seams.interfaces import KeptPart, Snapshot, Trainer, TrainerProgress
+from averaging.network.seams.interfaces import KeptPart, LendsShiftRoom, NoPart, Snapshot, Trainer, TrainerProgress
 from tests.anchors import reads
 from tests.contract.trainer_worlds import (
     Check,
     TrainerWorld,
+    WorkerWorld,
     forked_workers,
     open_islands_world,
     open_worker_world,
@@ -196,6 +197,32 @@ def test_a_shift_in_the_memory_of_the_snapshot_is_added_as_any_other(run: Runner
             before.theta_N.copy_(shift_N)
             await trainer.shift(before.theta_N, credited_tokens=before.tokens, schedule_tokens=before.tokens)
             await _assert_theta(world, await trainer.snapshot(), expected_N + shift_N, world.position(before))
+
+    run(check)
+
+
+def test_a_shift_that_is_made_in_a_lent_place_is_added_as_any_other_and_the_place_is_lent_again(run: Runner) -> None:
+    async def check(world: TrainerWorld) -> None:
+        trainer = world.trainer
+        if not isinstance(trainer, LendsShiftRoom):
+            return
+        await _until_ready(trainer, world.step_tokens)
+        async with world.still():
+            before = await trainer.snapshot()
+            expected_N = before.theta_N.clone()
+            assert trainer.shift_room() is None, "the snapshot lies there"
+            await trainer.shift(torch.zeros_like(expected_N), credited_tokens=0, schedule_tokens=0)
+            for _ in range(2):
+                room_N = trainer.shift_room()
+                if room_N is None:
+                    assert not isinstance(world, WorkerWorld)
+                    return
+                with pytest.raises(NoPart):
+                    await trainer.snapshot()
+                room_N.copy_(torch.linspace(-0.3, 0.7, len(expected_N)))
+                expected_N += room_N
+                await trainer.shift(room_N, credited_tokens=0, schedule_tokens=0)
+            await _assert_theta(world, await trainer.snapshot(), expected_N, world.position(before))
 
     run(check)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from protocol.errors import TemporaryError
 
@@ -350,8 +350,8 @@ class Storage(Protocol):
 
 
 class NoPart(TemporaryError):
-    """The trainer has nothing to contribute to this round, because it serves no lane. Any other error of a snapshot is a failure,
-    and the round counts its contribution as missing.
+    """The trainer has nothing to contribute to this round, because it serves no lane, or a commit is just being applied. Any other
+    error of a snapshot is a failure, and the round counts its contribution as missing.
     """
 
 
@@ -476,4 +476,13 @@ class Trainer(Protocol):
 
     def progress(self) -> TrainerProgress:
         """Counters as of now."""
+        ...
+
+
+@runtime_checkable
+class LendsShiftRoom(Protocol):
+    """A trainer in whose memory a shift can be made, so that none is taken for it, and none is copied."""
+
+    def shift_room(self) -> torch.Tensor | None:
+        """The place for the next shift, (N,) float32. It is kept until a shift or a load was taken. None while it is not free."""
         ...

@@ -20,7 +20,7 @@ Rules: R20, R24, R28 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -84,21 +84,30 @@ class AdoptionShift:
     """The shift of the local parameters (R20). In chunks that counted our contribution it is A' - theta_snapshot, so that only
     the work since the snapshot remains on top of A'. Elsewhere it is A' - A, so that uncounted work is kept.
 
+    Args:
+        room: gives a place for the shift, (N,) float32, or None. Asked where there is no snapshot that may be overwritten.
+
     Attributes:
         shift_N: (N,) float32. It takes the place of the snapshot if that may be overwritten.
     """
 
     def __init__(
-        self, record: CommitRecord, me: PeerId, contribution: EncodedContribution | None, grid: ChunkGrid
+        self,
+        record: CommitRecord,
+        me: PeerId,
+        contribution: EncodedContribution | None,
+        grid: ChunkGrid,
+        room: Callable[[], torch.Tensor | None] = lambda: None,
     ) -> None:
         is_counted = _is_counted(record, me, contribution)
         self._theta_N = contribution.theta_N if contribution is not None and is_counted else None
         covered = covered_chunks(record, me) if is_counted else ()
         self._counted = tuple(slice(*grid.span(first, stop)) for first, stop in covered)
-        may_overwrite = contribution is not None and contribution.may_overwrite_theta
-        self.shift_N = (
-            contribution.theta_N if contribution is not None and may_overwrite else new_vector(grid.num_elements)
-        )
+        if contribution is not None and contribution.may_overwrite_theta:
+            self.shift_N = contribution.theta_N
+        else:
+            room_N = room()
+            self.shift_N = new_vector(grid.num_elements) if room_N is None else room_N
 
     def seen(self, span: slice, before_n: torch.Tensor, after_n: torch.Tensor) -> None:
         """Make the shift of a part, none of which lies in two slices: its anchor before and after the commit, (n,) float32 each."""

@@ -13,7 +13,7 @@ import structlog
 import torch
 import trio
 
-from averaging.network.seams.interfaces import Offload, Trainer, TrainerProgress
+from averaging.network.seams.interfaces import LendsShiftRoom, Offload, Trainer, TrainerProgress
 from averaging.rounds.lineage.adoption import (
     AdoptionShift,
     Mixed,
@@ -197,7 +197,10 @@ class TrainerUpdater:
         if not self.is_idle and not (is_late and contribution is None):
             return None
         self._begun_life = progress.restarts
-        return AdoptionShift(record, self._me, contribution, grid)
+        return AdoptionShift(record, self._me, contribution, grid, self._shift_room)
+
+    def _shift_room(self) -> torch.Tensor | None:
+        return self._trainer.shift_room() if isinstance(self._trainer, LendsShiftRoom) else None
 
     def _loads_next(self, progress: TrainerProgress) -> bool:
         """Whether the trainer loads the anchor before it trains on, or as its next update."""

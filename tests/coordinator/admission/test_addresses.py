@@ -94,6 +94,17 @@ def test_one_port_for_two_services_is_a_wrong_value_and_both_flags_are_named(tmp
         settle_addresses(config, ledger)
 
 
+def test_a_free_port_that_the_system_gives_twice_is_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = free_port(), free_port()
+    given = iter((one, one, one, other))
+    monkeypatch.setattr(addresses, "_free_port", lambda *_: next(given))
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        found = settle_addresses(HostConfig(state_dir=tmp_path, listen_host="127.0.0.1"), ledger)
+    assert (found.grpc_port, found.p2p_port) == (one, other)
+
+
 def test_announced_name_goes_into_invites_and_multiaddresses(tmp_path: Path) -> None:
     config = HostConfig(state_dir=tmp_path, announce_host="run.example.org")
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:

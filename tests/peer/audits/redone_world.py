@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from averaging.codecs import codec_by_name
 from averaging.models.llama.config import LlamaConfig
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding, Products, compared
-from peer.training.local_training import LocalTrainer, TrainerState, state_of
+from peer.training.local_training import LocalTrainer, TrainerState, exchange_state, state_of
+from peer.training.replica.exchange_values import exchange_piece
 from peer.training.training_plan import TrainingPlan
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.model_config import model_schema
@@ -85,6 +86,14 @@ class World:
         )
         assert found is not None
         return found
+
+
+def put_state(trainer: LocalTrainer, state: TrainerState) -> None:
+    """Continue from a state that stays as it is."""
+    copy = replace(
+        state, values=[each.clone() for each in state.values], moments=[each.clone() for each in state.moments]
+    )
+    exchange_state(trainer, copy, exchange_piece())
 
 
 def contributed(folder: Path) -> World:

@@ -17,10 +17,19 @@ from peer.audits.audit_turns import (
     TOO_SLOW,
     AuditTurns,
 )
-from peer.training.local_training import LocalTrainer, TrainerState, put_state, state_bytes, state_of, why_no_state
+from peer.training.local_training import (
+    Counters,
+    LocalTrainer,
+    TrainerState,
+    delta_bytes,
+    exchange_state,
+    state_bytes,
+    state_of,
+    why_no_state,
+)
 from peer.training.worker_channel import RedoOrder
 from protocol.errors import MachineError
-from tests.peer.audits.redone_world import SIGNERS, STEPS, World, sent
+from tests.peer.audits.redone_world import SIGNERS, STEPS, World, put_state, sent
 
 AUDITOR, CONTRIBUTOR = 1, 0
 
@@ -85,13 +94,14 @@ def test_only_the_newest_beginnings_are_kept_and_all_are_forgotten_on_order(worl
 
 
 def test_a_trainer_without_moments_of_its_own_keeps_nothing(world: World, turns: AuditTurns) -> None:
-    begun = world.begun[AUDITOR]
-    put_state(
-        world.trainers[AUDITOR], TrainerState(begun.values, [], begun.counters, begun.plan, begun.schedule_tokens)
-    )
+    trainer = world.trainers[AUDITOR]
+    moments = trainer._replica.optimizer.moments()
+    kept = [moment.clone() for moment in moments]
+    trainer._replica.optimizer.load_moments([])
     turns.keep_next()
     turns.note_beginning()
     assert turns.redo(_order(world)).problem == NOT_KEPT
+    trainer._replica.optimizer.load_moments(kept)
 
 
 def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
@@ -103,7 +113,7 @@ def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
     def none(*_: object) -> TrainerState:
         raise MemoryError
 
-    monkeypatch.setattr("peer.audits.redone_work.state_of", none)
+    monkeypatch.setattr("peer.audits.redone_work.exchange_piece", none)
     assert turns.redo(_order(world)).problem == NO_MEMORY
     monkeypatch.setattr(audit_turns, "state_of", none)
     turns.keep_next()
@@ -122,7 +132,7 @@ def test_a_beginning_is_kept_only_where_all_copies_of_an_audit_have_room(
     assert copy_bytes == sum(each.nbytes for each in values)
     turns = AuditTurns(trainer, lambda: free_bytes - lacking_bytes)
     for num_kept in range(MOST_KEPT):
-        free_bytes = (MOST_COPIES - (0 if lacking_bytes else num_kept)) * copy_bytes
+        free_bytes = (MOST_COPIES - (0 if lacking_bytes else num_kept)) * copy_bytes + delta_bytes(trainer)
         assert turns.keep_next().problem == (NO_MEMORY if lacking_bytes else "")
         begun = world.begun[AUDITOR]
         put_state(trainer, TrainerState(begun.values, begun.moments, begun.counters, begun.plan, num_kept))
@@ -155,15 +165,15 @@ def test_memory_that_runs_out_amid_anothers_state_leaves_the_trainer_its_own(
     turns.keep_next()
     turns.note_beginning()
     turns.redo(_order(world, turn_steps=6))
-    before, calls = state_of(trainer), list[TrainerState]()
+    before, step, taken = state_of(trainer), LocalTrainer.step, list[int]()
 
-    def runs_out_once(trainer: LocalTrainer, state: TrainerState) -> None:
-        put_state(trainer, state)
-        calls.append(state)
-        if len(calls) == 1:
+    def runs_out_at_the_third(trainer: LocalTrainer) -> Counters:
+        taken.append(1)
+        if len(taken) == 3:
             raise MemoryError
+        return step(trainer)
 
-    monkeypatch.setattr("peer.audits.redone_work.put_state", runs_out_once)
+    monkeypatch.setattr(LocalTrainer, "step", runs_out_at_the_third)
     assert turns.redo(_order(world, turn_steps=6)).problem == NO_MEMORY
     after = state_of(trainer)
     assert all(torch.equal(a, b) for a, b in zip(before.values, after.values, strict=True))
@@ -178,12 +188,12 @@ def test_a_trainer_that_cannot_be_put_back_does_not_train_on(
     turns.note_beginning()
     states: list[TrainerState] = []
 
-    def runs_out_at_the_end(trainer: LocalTrainer, state: TrainerState) -> None:
+    def runs_out_at_the_end(trainer: LocalTrainer, state: TrainerState, piece_P: torch.Tensor) -> TrainerState:
         states.append(state)
         if len(states) == 2:
             raise MemoryError
-        put_state(trainer, state)
+        return exchange_state(trainer, state, piece_P)
 
-    monkeypatch.setattr("peer.audits.redone_work.put_state", runs_out_at_the_end)
+    monkeypatch.setattr("peer.audits.redone_work.exchange_state", runs_out_at_the_end)
     with pytest.raises(MachineError, match="could not be put back"):
         turns.redo(_order(world, turn_steps=1))

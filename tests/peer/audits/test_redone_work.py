@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_gap
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding
-from peer.training.local_training import state_of
+from peer.training.local_training import delta_bytes, state_bytes, state_of
+from peer.training.replica.exchange_values import PIECE_VALUES
 from protocol.errors import LocalProtocolError
 from protocol.host.work_verdict import VERDICT_DOMAIN, decode_verdict, encode_verdict, verdict_of
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
@@ -32,6 +37,39 @@ def test_training_goes_on_bit_for_bit_after_work_that_was_redone_in_turns(world:
     whole = RedoneWork(trainer, ClaimedSteps(SIGNERS[0].peer_id, world.first_step, STEPS), world.begun[1])
     assert whole.advance(STEPS)
     assert torch.equal(whole.delta(), redone_N), "turns change nothing"
+
+
+class NewMemory(TorchDispatchMode):
+    """Counts bytes of results that lie in no argument's memory."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        named = cast("dict[str, object]", kwargs or {})
+        result = func(*args, **named)
+        known = {
+            each.untyped_storage().data_ptr() for each in tree_leaves((args, named)) if isinstance(each, torch.Tensor)
+        }
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in known:
+                self.num_bytes += each.nbytes
+        return result
+
+
+def test_a_turn_takes_no_memory_for_states_beside_the_copy_that_the_audit_keeps(world: World) -> None:
+    steps = ClaimedSteps(SIGNERS[0].peer_id, world.first_step, STEPS)
+    with NewMemory() as at_the_beginning:
+        work = RedoneWork(world.trainers[1], steps, world.begun[1])
+    with NewMemory() as in_a_turn:
+        assert not work.advance(0)
+    with NewMemory() as of_the_delta:
+        work.delta()
+    piece_bytes = 4 * PIECE_VALUES
+    assert at_the_beginning.num_bytes == state_bytes(world.trainers[1]) + piece_bytes
+    assert in_a_turn.num_bytes == 0
+    assert of_the_delta.num_bytes == delta_bytes(world.trainers[1])
 
 
 def test_own_steps_done_again_with_the_moments_of_their_beginning_make_the_same_bytes(world: World) -> None:

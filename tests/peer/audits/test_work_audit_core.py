@@ -22,7 +22,6 @@ from peer.audits.work_audit_core import (
     compared,
     compared_chunks,
     drawn_contributor,
-    why_no_audit,
     why_not_told,
 )
 from protocol.identity.standing import PeerStanding
@@ -33,14 +32,6 @@ from protocol.rounds.messages.requests import StepsTaken
 from tests.protocol.rounds.messages.test_wire import RECORD
 
 ME, A, B, C = (PeerId(name) for name in ("me", "alice", "bob", "carol"))
-FINE = {
-    "is_blocking": True,
-    "num_units": 1,
-    "leaves_out": False,
-    "has_feedback": False,
-    "shards": "data",
-    "trains_alone": True,
-}
 
 
 def _products(contribution_n: Sequence[float], redone_n: Sequence[float], control_n: Sequence[float]) -> Products:
@@ -87,26 +78,6 @@ def test_deltas_of_the_auditor_that_say_nothing_give_no_finding(wrong: float) ->
 def test_a_contribution_of_zeros_has_no_gap_and_no_length_and_one_beyond_all_numbers_no_finding() -> None:
     assert compared(Products(0.0, 1.0, 1.0, 0.0, 0.0, 0.0)) == Finding(0.0, 0.0)
     assert compared(Products(math.inf, 1.0, 1.0, 0.0, 0.0, 0.0)) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ""),
-        ({"shards": "experts"}, "peers hold experts"),
-        ({"is_blocking": False}, "overlap"),
-        ({"num_units": 3}, "fragments"),
-        ({"leaves_out": True}, "sparse"),
-        ({"has_feedback": True}, "rests"),
-        ({"trains_alone": False}, "several processes"),
-    ],
-)
-def test_in_modes_whose_work_begins_at_no_common_state_nobody_audits_and_the_reason_is_said(
-    changes: dict[str, object], words: str
-) -> None:
-    why_not = why_no_audit(**{**FINE, **changes})  # type: ignore[arg-type]
-    assert words in why_not
-    assert bool(why_not) == bool(changes)
 
 
 def test_strangers_are_drawn_ten_times_as_often_and_nobody_audits_itself() -> None:

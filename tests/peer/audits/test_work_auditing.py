@@ -20,7 +20,7 @@ from coordinator.policy.audited_work_core import KnownVerdict, passes
 from peer.audits.audit_turns import LONGEST_STEP_S, AuditTurns
 from peer.audits.work_auditing import AUDIT_WITHIN_S, PAUSED_FOR_S, AuditTools, WorkAuditing
 from peer.scores.scoring_core import TimeBudget
-from peer.training.local_training import put_state, state_of
+from peer.training.local_training import state_of
 from peer.training.worker_channel import Command, Redone, Reply
 from protocol.errors import RefusedError, UnreachableError
 from protocol.host.work_verdict import WorkVerdict, decode_verdict
@@ -30,7 +30,7 @@ from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.messages.record import CommitRecord, Contributor, SliceRecord
 from protocol.rounds.messages.requests import StepsTaken
 from protocol.tensors.tensor_schema import ChunkGrid
-from tests.peer.audits.redone_world import INNER, NUM_PEERS, SIGNERS, STEPS, World, lies
+from tests.peer.audits.redone_world import INNER, NUM_PEERS, SIGNERS, STEPS, World, lies, put_state
 from tests.protocol.rounds.messages.test_wire import RECORD
 
 LENGTH = 1024

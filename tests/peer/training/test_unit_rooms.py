@@ -8,6 +8,7 @@ import torch
 import trio
 import trio.testing
 
+from averaging.network.seams.interfaces import NoPart
 from peer.training.unit_rooms import UnitRooms
 from peer.training.worker_channel import Area, SharedVectors, mapping_bytes
 
@@ -69,6 +70,44 @@ async def test_an_evaluation_of_a_whole_model_waits_until_the_snapshot_is_spent_
     room_N.fill_(3.0)
     rooms.evaluated(areas)
     assert not vectors.view(Area.OUT).any()
+
+
+def test_a_shift_is_made_where_it_is_read_unless_something_else_lies_there(vectors: SharedVectors) -> None:
+    rooms, values_N = UnitRooms(vectors, SPANS), torch.ones(PAGE_VALUES)
+    shift_N = rooms.for_shift(0)
+    assert shift_N is not None
+    shift_N.fill_(2.0)
+    assert rooms.for_shift(0) is None
+    with pytest.raises(NoPart):
+        rooms.snapshot(0)
+    assert rooms.lay(0, shift_N) is Area.OUT
+    rooms.used(0)
+    assert not vectors.view(Area.OUT).any()
+    rooms.snapshot(0)
+    assert rooms.for_shift(0) is None
+    rooms.spend(0)
+    assert rooms.lay(0, values_N) is Area.OUT
+    assert rooms.for_shift(0) is None, "the process reads other values there"
+    rooms.used(0)
+    areas, _ = rooms.for_evaluation()
+    assert rooms.for_shift(0) is None
+    rooms.evaluated(areas)
+    assert rooms.for_shift(0) is not None
+    assert rooms.for_shift(1) is not None, "each unit has a place of its own"
+
+
+def test_a_shift_that_is_given_up_stays_untouched_until_other_values_of_its_unit_were_used(
+    vectors: SharedVectors,
+) -> None:
+    rooms = UnitRooms(vectors, SPANS)
+    shift_N = rooms.for_shift(0)
+    assert shift_N is not None
+    shift_N.fill_(2.0)
+    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is Area.ASIDE
+    assert float(shift_N.mean()) == 2.0
+    rooms.used(0)
+    assert not vectors.view(Area.OUT).any()
+    assert rooms.for_shift(0) is not None
 
 
 def test_of_several_units_only_those_with_a_snapshot_take_a_second_place(vectors: SharedVectors) -> None:

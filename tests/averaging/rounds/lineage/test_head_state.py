@@ -271,14 +271,36 @@ class LateTrainer:
             self.theta_N = self.theta_N + shift_N
 
 
+class LendingTrainer(LateTrainer):
+    """Lends one place for a shift, until the next update was taken."""
+
+    def __init__(self, theta_N: torch.Tensor) -> None:
+        super().__init__(theta_N)
+        self.room_N, self.is_lent = torch.empty_like(theta_N), False
+        self.lent = list[bool]()
+        """Of each shift, whether it lay in that place."""
+
+    def shift_room(self) -> torch.Tensor | None:
+        is_free, self.is_lent = not self.is_lent, True
+        return self.room_N if is_free else None
+
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)
+        self.lent.append(shift_N.data_ptr() == self.room_N.data_ptr())
+        self.room_N.fill_(torch.nan)
+        self.is_lent = False
+
+
 class Late:
     """A party with such a trainer."""
 
-    def __init__(self, world: RoundWorld, nursery: trio.Nursery) -> None:
+    def __init__(self, world: RoundWorld, nursery: trio.Nursery, kind: type[LateTrainer] = LateTrainer) -> None:
         self.world, self.party = world, world.parties[0]
         self.chain = self.party.chain
         self.chain.held.steps_in_place = True
-        self.trainer = LateTrainer(self.chain.state.anchor_N)
+        self.trainer = kind(self.chain.state.anchor_N)
         self.updates = TrainerUpdater(
             self.party.peer,
             self.chain,
@@ -303,9 +325,9 @@ class Late:
 
 
 @asynccontextmanager
-async def _late() -> AsyncIterator[Late]:
+async def _late(kind: type[LateTrainer] = LateTrainer) -> AsyncIterator[Late]:
     async with open_world() as world, trio.open_nursery() as nursery:
-        late = Late(world, nursery)
+        late = Late(world, nursery, kind)
         await late.apply(world.commits(1)[0])
         await late.assert_there()
         late.trainer.goes_on = trio.Event()
@@ -318,6 +340,23 @@ async def test_commits_that_come_while_an_update_waits_are_each_added_once(autoj
         for commit in late.world.commits(5)[1:]:
             await late.apply(commit)
         await late.assert_there()
+
+
+async def test_commits_make_their_shift_in_the_place_that_the_trainer_lends_and_beside_it_while_that_is_taken(
+    autojump_clock: Clock,
+) -> None:
+    async with _late(LendingTrainer) as late:
+        assert isinstance(late.trainer, LendingTrainer)
+        made = late.world.commits(6)
+        late.trainer.lent.clear()
+        await late.apply(made[1])
+        await late.assert_there()
+        assert late.trainer.lent == [True]
+        late.trainer.goes_on = trio.Event()
+        for commit in made[2:]:
+            await late.apply(commit)
+        await late.assert_there()
+        assert late.trainer.lent[1:] == [True, False], "later ones are one shift, and the first lies there"
 
 
 async def test_commits_that_come_while_an_update_waits_move_the_state_in_place(autojump_clock: Clock) -> None:
