@@ -1,7 +1,7 @@
 """`python -m tests.install.extras FOLDER [EXTRA ...]`: extras do their work once with the package itself; tests have a stand-in.
 
-`s3` needs `pip install 'moto[server]'` beside the extra. `peft` is no extra: it reads what `potluck checkpoint export --adapter`
-writes, and is installed together with the extra `test`.
+`s3` needs `pip install 'moto[server]'` beside the extra, and `gs` needs `pip install gcp-storage-emulator`. `peft` is no extra: it
+reads what `potluck checkpoint export --adapter` writes, and is installed together with the extra `test`.
 """
 
 from __future__ import annotations
@@ -62,13 +62,19 @@ def _s3(folder: Path) -> None:
     try_s3(folder / "s3")
 
 
+def _gs(folder: Path) -> None:
+    from tests.install.gs_trial import try_gs
+
+    try_gs(folder / "gs")
+
+
 def _peft(folder: Path) -> None:
     from tests.install.peft_trial import try_peft
 
     try_peft(folder / "peft")
 
 
-TRIALS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "small": _small, "s3": _s3, "peft": _peft}
+TRIALS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "small": _small, "s3": _s3, "gs": _gs, "peft": _peft}
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

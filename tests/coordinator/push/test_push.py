@@ -1,4 +1,4 @@
-"""Pushes to a folder and to fsspec's memory, and to places that refuse, lose or change what they get."""
+"""Pushes to a folder, to fsspec's memory and to a hub on this machine, and to places that refuse, lose or change what they get."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from coordinator.push.push_kinds import check_push
 from protocol.errors import ConfigError, MachineError, StorageError, TemporaryError
 from tests.coordinator.checkpoints.adapter_checkpoint import checkpoint_of_adapter
 from tests.coordinator.checkpoints.test_checkpoints import checkpoint_of, decoder
+from tests.coordinator.push.hub_server import MODEL, Hub, serving_hub
+
+HUB = f"hf://{MODEL}"
 
 
 @pytest.fixture
@@ -34,6 +37,14 @@ def memory() -> Iterator[str]:
     url = f"memory://bucket-{secrets.token_hex(4)}/run"
     yield url
     fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving_hub() as hub:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.url, "skip_instance_cache": True})
+        monkeypatch.setenv("HF_TOKEN", "verysecret")
+        yield hub
 
 
 def test_a_folder_gets_the_checkpoint_its_export_and_an_index_and_all_of_it_verifies(
@@ -250,12 +261,28 @@ def test_a_damaged_checkpoint_is_not_pushed(checkpoint: Path, memory: str, tmp_p
     assert not fs.exists(root)
 
 
-def test_a_kind_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_kinds, "find_spec", lambda name: None)
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("s3://bucket/run", "s3fs", "s3"),
+        ("gs://bucket/run", "gcsfs", "gs"),
+        ("gcs://bucket/run", "gcsfs", "gs"),
+        ("hf://owner/model", "huggingface_hub", "hf"),
+    ],
+)
+def test_a_kind_whose_package_is_missing_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(push_kinds, "find_spec", asked.append)
     with pytest.raises(MachineError) as caught:
-        check_push("s3://bucket/run")
-    assert "s3fs is not installed" in caught.value.one_line()
-    assert 'pip install "potluck-train[s3]"' in caught.value.one_line()
+        check_push(url)
+    assert asked == [package]
+    assert f"{package} is not installed" in caught.value.one_line()
+    assert f'pip install "potluck-train[{extra}]"' in caught.value.one_line()
+
+
+def test_credentials_in_an_address_are_refused() -> None:
     with pytest.raises(ConfigError, match="credentials or options"):
         check_push("s3://key:secret@bucket/run")
 
@@ -266,3 +293,41 @@ def test_a_folder_that_cannot_be_written_is_named(
     monkeypatch.setattr(LocalFileSystem, "put_file", _refusing(OSError(28, "No space left on device")))
     with pytest.raises(StorageError, match="No space left on device"):
         push_checkpoint(f"file://{tmp_path}/models", checkpoint, tmp_path / "scratch")
+
+
+def test_a_hub_gets_the_checkpoint_its_export_and_scores_that_come_later(hub: Hub, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, decoder())
+    pushed = push_checkpoint(HUB, checkpoint, tmp_path / "scratch")
+    (checkpoint / "scores.json").write_text("{}")
+    push_scores(HUB, checkpoint)
+    index = json.loads(hub.files[INDEX_NAME])
+    assert {"manifest.json", "export/config.json", "scores.json"} <= index["files"].keys()
+    found = {name: hub.files[f"{pushed.name}/{name}"] for name in index["files"]}
+    assert {name: sha256(data).hexdigest() for name, data in found.items()} == {
+        name: listed["sha256"] for name, listed in index["files"].items()
+    }
+    copy = tmp_path / "copy"
+    for name, data in found.items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(data)
+    assert verify_checkpoint(copy).index == pushed.index
+
+
+def test_the_newest_checkpoint_takes_the_place_of_the_one_before_on_a_hub(hub: Hub, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, decoder())
+    pushed, old = push_checkpoint(HUB, checkpoint, tmp_path / "scratch"), "00000001-0123456789abcdef"
+    hub.files |= {f"{old}/manifest.json": b"{}", f"{old}/export/config.json": b"{}", "README.md": b"mine"}
+    hub.files[INDEX_NAME] = json.dumps({**json.loads(hub.files[INDEX_NAME]), "checkpoint": old}).encode()
+    push_checkpoint(HUB, checkpoint, tmp_path / "scratch")
+    assert {path.partition("/")[0] for path in hub.files} == {"README.md", INDEX_NAME, pushed.name}
+
+
+@pytest.mark.parametrize("address", [f"{HUB}/run", "hf://nobody/else", "hf://nobody"])
+def test_a_hub_that_refuses_is_one_line_without_its_words(hub: Hub, tmp_path: Path, address: str) -> None:
+    hub.is_closed = True
+    with pytest.raises(StorageError, match=f"{address} would not take ") as caught:
+        push_checkpoint(address, checkpoint_of(tmp_path, decoder()), tmp_path / "scratch")
+    line = caught.value.one_line()
+    assert "verysecret" not in line
+    assert "\n" not in line
+    assert not hub.files
