@@ -349,7 +349,7 @@ async def listed(host: HostDaemon, reach: InviteAddresses) -> None:
         if config.list_at:
             nursery.start_soon(keep_listed, card, config.list_at, host.offload)
         if config.announce_dht:
-            nursery.start_soon(keep_in_directory, card, directory_addresses(config.announce_dht))
+            nursery.start_soon(keep_in_directory, card, directory_addresses(config.announce_dht), host.offload)
 
 
 def pusher_of(host: HostDaemon) -> Pusher | None:
