@@ -8,17 +8,16 @@ import structlog
 import trio
 
 from averaging.rounds.unit_service import RoundService
-from peer.audits.work_audit_core import why_no_audit
 from peer.audits.work_auditing import AuditTools, TakesOrders, WorkAuditing
 from peer.membership.credential_cache import known_standings
 from peer.scores.scoring_core import TimeBudget
 from peer.session.session import JoinedSession
 from peer.training.peer_trainer import PeerTrainer
-from protocol.host.work_verdict import VERDICT_DOMAIN, WorkVerdict
+from protocol.host.work_rules import why_no_audits
+from protocol.host.work_verdict import VERDICT_DOMAIN
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
-from protocol.kinds.codec_table import leaves_out
 from protocol.run.manifest import RunConfig
 
 log = structlog.get_logger()
@@ -42,15 +41,7 @@ def why_not_here(config: RunConfig, *, trains_alone: bool) -> str:
     Args:
         trains_alone: one process of this peer holds the whole model and trains it.
     """
-    numbers = config.round
-    return why_no_audit(
-        is_blocking=numbers.mode == "blocking",
-        num_units=max(1, config.num_fragments),
-        leaves_out=leaves_out(numbers.codec),
-        has_feedback=numbers.feedback > 0.0,
-        shards=config.run.shards,
-        trains_alone=trains_alone,
-    )
+    return why_no_audits(config) or ("" if trains_alone else "this peer's replica is shared by several processes")
 
 
 def _tools(joined: JoinedSession, share: float, trainer: TakesOrders) -> AuditTools:
@@ -63,8 +54,8 @@ def _tools(joined: JoinedSession, share: float, trainer: TakesOrders) -> AuditTo
     async def signed(payload: bytes) -> bytes:
         return seal(life.identity, VERDICT_DOMAIN, membership.run_id, life.sequence.take(), NEVER_MS, payload)
 
-    def audited(verdict: WorkVerdict) -> None:
-        life.board.rounds.given.audited(verdict.contributor, verdict.gap_ppm, verdict.length_permille)
+    def doing(words: str) -> None:
+        life.board.rounds.given.audit_now = words
 
     return AuditTools(
         me=life.identity.peer_id,
@@ -76,5 +67,6 @@ def _tools(joined: JoinedSession, share: float, trainer: TakesOrders) -> AuditTo
         slowdown=lambda: life.config.slowdown / max(0.01, controls.decision.share),
         signed=signed,
         send=joined.client.send_verdict,
-        audited=audited,
+        audited=life.board.rounds.given.audited,
+        doing=doing,
     )

@@ -15,7 +15,7 @@ from tests.e2e.run_file import run_toml
         ({"mode": "blocking"}, ""),
         ({"mode": "blocking", "codec": "int4"}, ""),
         ({}, "overlap"),
-        ({"mode": "streaming", "fragments": 2}, "overlap"),
+        ({"mode": "streaming", "fragments": 2}, "fragments"),
         ({"mode": "blocking", "codec": "topk"}, "sparse"),
         ({"mode": "blocking", "error_feedback": 0.5}, "rests"),
     ],
