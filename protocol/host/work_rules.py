@@ -31,7 +31,6 @@ def why_no_audits(config: RunConfig) -> str:
     is_sparse = leaves_out(numbers.codec) or numbers.feedback > 0.0
     reasons = (
         (shards == "data", f'peers hold {shards}; expected shards = "data"'),
-        (numbers.mode != "overlap", "rounds overlap with training, so a contribution begins at no common state"),
         (max(1, config.num_fragments) == 1, "the model is averaged in fragments, which begin at different steps"),
         (config.alpha is None, "local work is mixed with each average, so it begins at no common state"),
         (not is_sparse, "contributions are sparse, or carry rests of earlier rounds"),

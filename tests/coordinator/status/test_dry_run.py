@@ -194,7 +194,7 @@ def test_the_host_of_an_open_run_is_told_why_no_work_is_done_again(tmp_path: Pat
     state = ("--state-dir", str(tmp_path / "state"))
     assert not any("is done again" in line for line in _dry_run(run_file, *state))
     (note,) = [line for line in _dry_run(run_file, *state, "--open") if line.startswith("note: ")]
-    assert "nobody does strangers' work again, so it counts unseen: rounds overlap" in note
-    run_file.write_text(run_file.read_text() + 'mode = "blocking"\n')
-    (note,) = [line for line in _dry_run(run_file, *state, "--open") if line.startswith("note: ")]
     assert "fewer than 16 steps a round, and no work is done again" in note
+    run_file.write_text(run_file.read_text() + 'codec = "topk"\n')
+    (note,) = [line for line in _dry_run(run_file, *state, "--open") if line.startswith("note: ")]
+    assert "nobody does strangers' work again, so it counts unseen: contributions are sparse" in note

@@ -166,7 +166,7 @@ class _Scene:
             await trio.testing.wait_all_tasks_blocked()
             if has_beginning:
                 put_state(trainer, self.world.begun[AUDITOR])
-                self.turns.note_beginning()
+                self.turns.note_load()
                 put_state(trainer, before)
             self.commit(self.links[1])
             await trio.testing.wait_all_tasks_blocked()

@@ -26,14 +26,14 @@ def _config(round_: Mapping[str, object], **run: object) -> RunConfig:
     [
         ({}, ""),
         ({"codec": "int4"}, ""),
-        ({"mode": "overlap"}, "overlap"),
+        ({"mode": "overlap"}, ""),
         ({"mode": "streaming", "fragments": 2}, "fragments"),
         ({"mode": "streaming", "fragments": 1, "alpha": 0.5}, "mixed"),
         ({"codec": "topk"}, "sparse"),
         ({"error_feedback": 0.5}, "rests"),
     ],
 )
-def test_work_is_done_again_in_blocking_rounds_of_a_dense_codec_and_otherwise_the_reason_is_named(
+def test_work_is_done_again_in_rounds_of_the_whole_model_and_a_dense_codec_and_otherwise_the_reason_is_named(
     round_: Mapping[str, object], words: str
 ) -> None:
     config = _config(round_)
