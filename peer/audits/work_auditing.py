@@ -91,7 +91,7 @@ class AuditTools:
         slowdown: training runs at 1 / slowdown of full speed now.
         signed, send: a verdict in this peer's envelope; brings one to the host.
         audited: told of each verdict that the host took.
-        doing: told in words what an audit does now; "" at its end.
+        doing: told the state of an audit in words; "" at its end.
         draw: numbers in [0, 1) that nobody else can guess.
     """
 
@@ -307,7 +307,7 @@ class WorkAuditing:
 
 
 def _progress(drawn: _Drawn, num_left: int, *, is_control: bool) -> str:
-    """What an audit does now, in words."""
+    """The state of an audit, in words."""
     num_steps = drawn.steps.num_steps
     taken = (num_steps if is_control else 0) + num_steps - num_left
     return (

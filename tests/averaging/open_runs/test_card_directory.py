@@ -129,7 +129,7 @@ FAST = 1000.0
 
 
 def _flood(rule: CardRule, cards: Iterator[Record], begin_unix_s: float) -> Counter[str]:
-    """What the rule says to these cards."""
+    """The answers of the rule to these cards, counted."""
     return Counter(rule(record, begin_unix_s + number / FAST) for number, record in enumerate(cards))
 
 
