@@ -24,16 +24,21 @@ PASS_SHARE: Final = 0.5
 LEAST_LENGTH: Final = 0.55
 """A contribution shorter than this part of the redone delta was made in fewer steps than it claims. As `PASS_SHARE` by measurement."""
 
+_SPARSE: Final = "contributions are sparse, where round.robust misses members that know its rule; int8 mends both"
+"""Honest sparse work agrees less with itself than false work can agree with all of it (tests/benchmarks/LOG.md, "Members that know the
+rule, and sparse work").
+"""
+
 
 def why_no_audits(config: RunConfig) -> str:
     """Why nobody's work can be done again in a run; empty where it can."""
     numbers, shards = config.round, config.run.shards
-    is_sparse = leaves_out(numbers.codec) or numbers.feedback > 0.0
     reasons = (
         (shards == "data", f'peers hold {shards}; expected shards = "data"'),
         (max(1, config.num_fragments) == 1, "the model is averaged in fragments, which begin at different steps"),
         (config.alpha is None, "local work is mixed with each average, so it begins at no common state"),
-        (not is_sparse, "contributions are sparse, or carry rests of earlier rounds"),
+        (not leaves_out(numbers.codec), _SPARSE),
+        (numbers.feedback == 0.0, "contributions carry rests of earlier rounds"),
     )
     return next((reason for is_fine, reason in reasons if not is_fine), "")
 
