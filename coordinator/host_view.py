@@ -39,6 +39,7 @@ from coordinator.admission.invites import (
 from coordinator.admission.open_door import OpenDoor, door_rules, standing_rules
 from coordinator.admission.own_card import OwnCard, card_of, keep_in_directory, keep_listed
 from coordinator.admission.qr_code import qr_at_start
+from coordinator.audits.step_watch import watched_steps
 from coordinator.checkpoints.verify import export_sentence
 from coordinator.helper.supervisor import HELPER_FOLDER, HelperContext
 from coordinator.history.certificate_archive import ARCHIVE_FOLDER
@@ -321,7 +322,7 @@ async def opened_door(host: HostDaemon) -> tuple[OpenDoor | None, WorkKeeper | N
         host.offload,
         host.tracker.standings,
     )
-    work_days = WorkKeeper(host.writer, host.clock)
+    work_days = WorkKeeper(host.writer, host.clock, watched_steps(config))
     await door.restore()
     await work_days.restore()
     return door, work_days
@@ -349,7 +350,7 @@ async def listed(host: HostDaemon, reach: InviteAddresses) -> None:
         if config.list_at:
             nursery.start_soon(keep_listed, card, config.list_at, host.offload)
         if config.announce_dht:
-            nursery.start_soon(keep_in_directory, card, directory_addresses(config.announce_dht))
+            nursery.start_soon(keep_in_directory, card, directory_addresses(config.announce_dht), host.offload)
 
 
 def pusher_of(host: HostDaemon) -> Pusher | None:

@@ -270,13 +270,14 @@ class Worker:
             case "load":
                 trainer.load_unit(unit, vectors.part(command.area, span), command.schedule_tokens)
                 self._was_loaded = True
-                self._audits.note_beginning()
+                self._audits.note_load()
             case "shift":
                 shift_N = vectors.part(command.area, span)
                 trainer.keep(unit, command.kept)
                 trainer.shift(shift_N, command.credited_tokens, command.schedule_tokens, unit)
-                self._audits.note_beginning()
+                self._audits.note_shift(shift_N, command.credited_tokens)
             case "snapshot":
+                self._audits.note_snapshot()
                 trainer.send_theta(vectors.part(Area.OUT, span), unit)
                 self._still_until_s = time.perf_counter() + command.still_s
                 counters = trainer.counters

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from averaging.network.seams.directory import CLOCK_SLACK_S, MAX_ADDRESS_LETTERS, Record, directory_id
 from protocol.errors import PotluckError
-from protocol.host.run_card import MAX_CARD_BYTES, open_card
+from protocol.host.card_stamp import is_stamped, why_no_day
+from protocol.host.run_card import MAX_CARD_BYTES, SignedCard, open_card
 
 if TYPE_CHECKING:
     from averaging.network.seams.interfaces import Network
@@ -32,6 +33,10 @@ MOST_READ: Final = 64
 MOST_KEPT: Final = 256
 """Hosts whose cards a node keeps."""
 
+CHECKS_PER_S: Final = 10.0
+CHECK_BURST: Final = 40.0
+"""Stamps that a node checks: so many in a second, and so many at once. One takes a hundredth of a second or two."""
+
 MOST_COUNTED: Final = 1024
 """Refused cards that are counted; beyond that the count stands still."""
 
@@ -45,13 +50,21 @@ class CardRule:
     """The rule for the cards that a node stores and a reader believes: (record, unix time in s) -> why not, "" for a good one.
 
     It is called on the thread of the network alone. `num_refused` counts what was refused, each record once.
+
+    Args:
+        stamp_bits: work that a card's stamp must show; None to take cards without a look at their stamps.
     """
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, stamp_bits: int | None = None) -> None:
         self.num_refused = 0
         self._verifier = verifier
+        self._stamp_bits = stamp_bits
+        self._allowance, self._looked_unix_s = CHECK_BURST, 0.0
+        self._stamped: dict[str, tuple[bytes, int, int]] = {}
         self._key = directory_id(RUNS_KEY)
         self._kept: dict[str, float] = {}
+        """Hosts with a place, and until when."""
+
         self._refused: set[bytes] = set()
 
     def __call__(self, record: Record, now_unix_s: float) -> str:
@@ -77,14 +90,45 @@ class CardRule:
             return error.one_line()
         if card.host != record.subkey:
             return f"signed by {card.host}, stored for {record.subkey}"
-        return "" if self._has_place(record.subkey, record.expires_unix_s, now_unix_s) else "the directory is full"
+        if not self._has_room(record.subkey, now_unix_s):
+            return "the directory is full"
+        if why_not := self._why_not_stamped(card, now_unix_s):
+            return why_not
+        self._kept[record.subkey] = record.expires_unix_s
+        return ""
 
-    def _has_place(self, host: str, expires_unix_s: float, now_unix_s: float) -> bool:
+    def _has_room(self, host: str, now_unix_s: float) -> bool:
         if host not in self._kept and len(self._kept) >= MOST_KEPT:
             self._kept = {known: until_s for known, until_s in self._kept.items() if until_s > now_unix_s}
-        if host not in self._kept and len(self._kept) >= MOST_KEPT:
+            self._stamped = {known: stamp for known, stamp in self._stamped.items() if known in self._kept}
+        return host in self._kept or len(self._kept) < MOST_KEPT
+
+    def _why_not_stamped(self, signed: SignedCard, now_unix_s: float) -> str:
+        """A stamp that was checked is not checked again, and a host that had a good one waits for nobody with its next. So a flood of
+        false stamps takes nobody's place.
+        """
+        if self._stamp_bits is None:
+            return ""
+        if why_not := why_no_day(signed.card, now_unix_s):
+            return why_not
+        stamp = (signed.run_id, signed.card.stamp_day, signed.card.stamp)
+        if self._stamped.get(signed.host) == stamp:
+            return ""
+        if signed.host not in self._stamped and not self._may_check(now_unix_s):
+            return "a crowd at the directory"
+        if not is_stamped(signed, self._stamp_bits):
+            self._stamped.pop(signed.host, None)
+            return "a false stamp"
+        self._stamped[signed.host] = stamp
+        return ""
+
+    def _may_check(self, now_unix_s: float) -> bool:
+        passed_s = max(0.0, now_unix_s - self._looked_unix_s)
+        self._allowance = min(CHECK_BURST, self._allowance + passed_s * CHECKS_PER_S)
+        self._looked_unix_s = now_unix_s
+        if self._allowance < 1.0:
             return False
-        self._kept[host] = expires_unix_s
+        self._allowance -= 1.0
         return True
 
 

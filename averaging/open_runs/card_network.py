@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -17,6 +18,8 @@ from averaging.open_runs.card_directory import CardRule, read_cards
 from averaging.system.leave_signals import watch_signals
 from averaging.system.temporary_folder import temporary_folder
 from protocol.errors import MachineError, TransportError, UnreachableError
+from protocol.host import card_stamp
+from protocol.host.run_card import good_cards
 from protocol.identity.identity_file import HeldIdentity, open_identity
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId
@@ -51,7 +54,7 @@ async def directory_node(
     """
     options = NetworkOptions(
         P2pdOptions(held.path, tuple(listen), tuple(announce)),
-        CardRule(Ed25519Verifier()),
+        CardRule(Ed25519Verifier(), card_stamp.STAMP_BITS),
         initial_peers=tuple(others),
         admits=_nobody,
     )
@@ -70,11 +73,14 @@ async def visited_directory(addresses: Sequence[str], unix_s: Now, rule: CardRul
     """
     with _thrown_away() as folder, open_identity(folder / "identity") as held:
         p2pd = P2pdOptions(held.path, (), accepts_inbound=False)
-        options = NetworkOptions(p2pd, rule, initial_peers=tuple(addresses), admits=_nobody)
+        options = NetworkOptions(p2pd, rule, admits=_nobody)
         async with (
             open_asyncio_thread() as thread,
             open_libp2p_network(thread, options, held.identity.peer_id, unix_s=unix_s) as network,
         ):
+            await network.add_addresses(
+                addresses
+            )  # a visit that finds nobody ends; it does not go on alone, as a peer does
             await _check_there(network, addresses)
             yield network
 
@@ -113,12 +119,14 @@ async def _check_there(network: Libp2pNetwork, addresses: Sequence[str]) -> None
             nursery.start_soon(ping, address)
     if not answered:
         raise UnreachableError(
-            f"no node of a directory answers at {', '.join(addresses)}", "one that `potluck directory` runs"
+            f"no node of a directory answers at {', '.join(addresses)}",
+            "one that `potluck directory` runs",
+            "check the address, or ask for that of another node",
         )
 
 
 async def cards_in_directory(addresses: Sequence[str], unix_s: Now) -> tuple[list[bytes], int]:
-    """Cards of a directory whose signatures hold, and how many were left out: refused, or beyond those that are read.
+    """Cards of a directory whose signatures and stamps hold, and how many were left out: refused, or beyond those that are read.
 
     Raises:
         UnreachableError, MachineError: as `visited_directory`.
@@ -126,7 +134,15 @@ async def cards_in_directory(addresses: Sequence[str], unix_s: Now) -> tuple[lis
     rule = CardRule(Ed25519Verifier())
     async with visited_directory(addresses, unix_s, rule) as network:
         cards, num_more = await read_cards(network)
-    return cards, num_more + rule.num_refused
+    stamped = await trio.to_thread.run_sync(partial(_stamped, cards, unix_s()))
+    return stamped, num_more + rule.num_refused + len(cards) - len(stamped)
+
+
+def _stamped(cards: Sequence[bytes], now_unix_s: float) -> list[bytes]:
+    """Those with a good stamp: a node of a directory may be anybody's. Blocks for one try each."""
+    signed = good_cards(cards, verifier=Ed25519Verifier(), now_unix_s=now_unix_s)
+    recent = [each for each in signed if not card_stamp.why_no_day(each.card, now_unix_s)]
+    return [each.raw for each in recent if card_stamp.is_stamped(each, card_stamp.STAMP_BITS)]
 
 
 async def keep_node(

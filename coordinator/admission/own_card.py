@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -15,6 +15,8 @@ from averaging.open_runs.card_directory import CARD_TTL_S, CardRule, publish_car
 from averaging.open_runs.card_lists import post_card
 from averaging.open_runs.card_network import Now, visited_directory
 from protocol.errors import PotluckError
+from protocol.host import card_stamp
+from protocol.host.card_stamp import day_of, find_stamp
 from protocol.host.run_card import CARD_LIFE_S, MAX_ABOUT, RunCard, one_line, seal_card
 from protocol.identity.verifier import Ed25519Verifier
 from protocol.tables import short_count
@@ -33,6 +35,9 @@ EVERY_S: Final = CARD_LIFE_S / 3
 
 AGAIN_S: Final = 60.0
 """Pause after a card that was not taken, in seconds."""
+
+AT_ONCE: Final = 64
+"""Numbers that a thread tries for a stamp at once: about a second."""
 
 Visit: TypeAlias = "Callable[[Sequence[str], Now, CardRule], AbstractAsyncContextManager[Network]]"
 """A way into a directory: (its nodes, the time, the rule of cards)."""
@@ -61,9 +66,21 @@ class OwnCard:
     run_id: RunId
     clock: Clock
 
-    def sealed(self) -> bytes:
-        """The card as it is now. Raises as `seal_card`."""
-        return seal_card(self.host, self.run_id, self.make(), self.clock.unix_s())
+    def sealed(self, stamp: int = 0, stamp_day: int = 0) -> bytes:
+        """The card as it is now, with a stamp for a directory. Raises as `seal_card`."""
+        made = replace(self.make(), stamp=stamp, stamp_day=stamp_day)
+        return seal_card(self.host, self.run_id, made, self.clock.unix_s())
+
+    async def new_stamp(self, day: int, offload: Offload) -> int:
+        """A stamp of this day: about a minute of one core, in another thread."""
+        _log.info("card_stamp_begun", reason="a directory asks for about a minute of one core each day")
+        first = 0
+        while True:
+            tried = partial(find_stamp, self.host.peer_id, self.run_id, day, first, AT_ONCE, card_stamp.STAMP_BITS)
+            found = await offload.run(tried)
+            if found is not None:
+                return found
+            first += AT_ONCE
 
 
 async def keep_listed(card: OwnCard, url: str, offload: Offload) -> None:
@@ -79,15 +96,22 @@ async def keep_listed(card: OwnCard, url: str, offload: Offload) -> None:
         await trio.sleep(AGAIN_S if why else EVERY_S)
 
 
-async def keep_in_directory(card: OwnCard, addresses: Sequence[str], visit: Visit = visited_directory) -> None:
+async def keep_in_directory(
+    card: OwnCard, addresses: Sequence[str], offload: Offload, visit: Visit = visited_directory
+) -> None:
     """Publish the card in the directory that these nodes belong to, again and again, until cancelled. A directory that is away, or
     does not take it, is told of once, and tried again.
     """
-    is_told, named = False, ", ".join(addresses)
+    is_told, named, stamp, stamp_day = False, ", ".join(addresses), 0, 0
     while True:
         try:
             async with visit(addresses, card.clock.unix_s, CardRule(Ed25519Verifier())) as network:
-                while await publish_card(network, card.sealed(), card.host.peer_id, card.clock.unix_s()):
+                while True:
+                    if stamp_day != (today := day_of(card.clock.unix_s())):
+                        stamp, stamp_day = await card.new_stamp(today, offload), today
+                    sealed = card.sealed(stamp, stamp_day)
+                    if not await publish_card(network, sealed, card.host.peer_id, card.clock.unix_s()):
+                        break
                     _log.info("run_announced", directory=named)
                     is_told = False
                     await trio.sleep(CARD_TTL_S / 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 """Version of the file that this release writes. It reads all older ones."""
 
 MIGRATIONS: Final[tuple[str, ...]] = (
@@ -70,5 +70,6 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         length_permille INTEGER NOT NULL, unix_s INTEGER NOT NULL, PRIMARY KEY (auditor, contributor, commit_id)) STRICT;
     """,
     "ALTER TABLE loss_points ADD COLUMN voices INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE verdicts ADD COLUMN is_untold INTEGER NOT NULL DEFAULT 0",
 )
 """One script for each version, run in order. A script that was released never changes: its definitions have checksums."""

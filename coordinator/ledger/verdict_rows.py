@@ -21,10 +21,11 @@ def put_verdict(ledger: Ledger, auditor: PeerId, verdict: WorkVerdict, *, now_un
     Raises:
         StorageError: the ledger cannot be written; nothing was.
     """
-    row = (auditor, verdict.contributor, verdict.commit, verdict.gap_ppm, verdict.length_permille, now_unix_s)
+    numbers = (verdict.gap_ppm, verdict.length_permille, now_unix_s, int(verdict.is_untold))
     oldest = "DELETE FROM verdicts WHERE rowid IN (SELECT rowid FROM verdicts ORDER BY rowid DESC LIMIT -1 OFFSET ?)"
     with ledger.transaction() as db:
-        db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (auditor, verdict.contributor, verdict.commit, *numbers)
+        db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         db.execute(oldest, (MOST_VERDICTS,))
 
 
@@ -34,7 +35,7 @@ def verdict_rows(ledger: Ledger) -> Sequence[KnownVerdict]:
     Raises:
         StorageError: the ledger cannot be read.
     """
-    query = "SELECT auditor, contributor, commit_id, gap_ppm, length_permille, unix_s FROM verdicts ORDER BY rowid"
+    columns = "auditor, contributor, commit_id, gap_ppm, length_permille, unix_s, is_untold"
     return [
         KnownVerdict(
             PeerId(str(auditor)),
@@ -43,8 +44,11 @@ def verdict_rows(ledger: Ledger) -> Sequence[KnownVerdict]:
             int(str(gap_ppm)) / PPM,
             int(str(length)) / PERMILLE,
             float(str(unix_s)),
+            is_untold=bool(is_untold),
         )
-        for auditor, contributor, commit, gap_ppm, length, unix_s in ledger.rows(query)
+        for auditor, contributor, commit, gap_ppm, length, unix_s, is_untold in ledger.rows(
+            f"SELECT {columns} FROM verdicts ORDER BY rowid"
+        )
     ]
 
 

@@ -4,7 +4,7 @@ followed first: where the host changes to another lineage, rounds of both must n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -50,9 +50,14 @@ def work_in(links: Iterable[ChainLink], day: int) -> list[DayOfWork]:
 
 
 class WorkKeeper:
-    """The days of work of everybody. Call `restore` once, then `look` about once a second."""
+    """The days of work of everybody. Call `restore` once, then `look` about once a second. `seen` gets the commits that were counted,
+    the oldest first.
+    """
 
-    def __init__(self, ledger: LedgerWriter, clock: Clock) -> None:
+    def __init__(
+        self, ledger: LedgerWriter, clock: Clock, seen: Callable[[Sequence[ChainLink]], None] = lambda _: None
+    ) -> None:
+        self._seen = seen
         self._ledger = ledger
         self._clock = clock
         self._counted_to = 0
@@ -85,3 +90,4 @@ class WorkKeeper:
             self._has_failed = True
         else:
             self._counted_to, self._has_failed = counted_to, False
+            self._seen(links)

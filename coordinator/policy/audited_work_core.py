@@ -4,6 +4,9 @@ An auditor does a contributor's steps of a round again and signs the gap that it
 honest work depends on the model and the text, so it is judged by the run's usual gap: the median over the work of keepers and members.
 No verdict counts alone. An unusual machine fails now and then, and an auditor may lie.
 
+A contributor tells which steps it took. One that tells several auditors none that can be taken again gets no standing from its work:
+it could escape audits for ever.
+
 Ten passes are those after which BOINC trusts a machine (https://boinc.berkeley.edu/trac/wiki/AdaptiveReplication).
 """
 
@@ -11,9 +14,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from protocol.host.work_rules import LEAST_LENGTH, PASS_SHARE
 from protocol.ids import CommitId, PeerId
 
 FEWEST_GAPS: Final = 8
@@ -21,12 +25,6 @@ FEWEST_GAPS: Final = 8
 
 LEAST_USUAL_GAP: Final = 0.2
 """Below it honest work and other work lie too close together to tell them apart by a single verdict."""
-
-PASS_SHARE: Final = 0.5
-"""Work passes if its gap is above this share of the usual one (tests/benchmarks/LOG.md, "Work done again")."""
-
-LEAST_LENGTH: Final = 0.55
-"""A contribution shorter than this part of the redone delta was made in fewer steps than it claims. As `PASS_SHARE` by measurement."""
 
 MEMBER_PASSES: Final = 10
 MEMBER_AUDITORS: Final = 3
@@ -50,6 +48,7 @@ class KnownVerdict:
         commit: the commit that counts the work. An auditor has one verdict for each contributor and commit.
         gap: within [-2, 2]. length_ratio: at least 0.
         unix_s: when the host got it.
+        is_untold: the contributor told no steps that the auditor could take again; the numbers say nothing then.
     """
 
     auditor: PeerId
@@ -58,6 +57,7 @@ class KnownVerdict:
     gap: float
     length_ratio: float
     unix_s: float
+    is_untold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class AuditedWork:
         num_fails: among its newest verdicts.
         num_aside: how often it was put aside.
         aside_until_unix_s: until then it gets no new credential; 0 if it never was put aside.
+        num_untold: among its newest verdicts, those of auditors that it told no steps which they could take again.
+        tells_nothing: they are most of these verdicts, by FAILS auditors at least.
     """
 
     num_passes: int = 0
@@ -77,6 +79,8 @@ class AuditedWork:
     num_fails: int = 0
     num_aside: int = 0
     aside_until_unix_s: float = 0.0
+    num_untold: int = 0
+    tells_nothing: bool = False
 
     @property
     def makes_member(self) -> bool:
@@ -96,21 +100,39 @@ NOT_AUDITED: Final = AuditedWork()
 class _Counting:
     passes: int = 0
     auditors: set[PeerId] = field(default_factory=set)
-    newest: list[tuple[PeerId, bool]] = field(default_factory=list)
+    newest: list[tuple[PeerId, bool | None]] = field(default_factory=list)
+    """Auditors and whether the work passed; None where no steps were told."""
+
     num_aside: int = 0
     until_unix_s: float = 0.0
 
-    def add(self, verdict: KnownVerdict, *, is_pass: bool) -> None:
-        self.newest = [*self.newest, (verdict.auditor, is_pass)][-REMEMBERED:]
+    def add(self, verdict: KnownVerdict, usual: float | None) -> None:
+        if usual is None or verdict.is_untold:
+            self._remember(verdict.auditor, None if verdict.is_untold else True)
+            return
+        is_pass = passes(verdict, usual)
+        self._remember(verdict.auditor, is_pass)
         if is_pass:
             self.passes += 1
             self.auditors.add(verdict.auditor)
             return
-        failing = [auditor for auditor, passed in self.newest if not passed]
+        failing = self._said(False)
         if len(failing) >= FAILS and len(set(failing)) >= FAILS:
             self.passes, self.auditors, self.newest = 0, set(), []
             self.num_aside += 1
             self.until_unix_s = verdict.unix_s + ASIDE_S
+
+    def _remember(self, auditor: PeerId, passed: bool | None) -> None:
+        self.newest = [*self.newest, (auditor, passed)][-REMEMBERED:]
+
+    def _said(self, passed: bool | None) -> list[PeerId]:
+        return [auditor for auditor, found in self.newest if found is passed]
+
+    def outcome(self) -> AuditedWork:
+        untold, num_fails = self._said(None), len(self._said(False))
+        tells_nothing = len(set(untold)) >= FAILS and 2 * len(untold) > len(self.newest)
+        found = AuditedWork(self.passes, frozenset(self.auditors), num_fails, self.num_aside, self.until_unix_s)
+        return replace(found, num_untold=len(untold), tells_nothing=tells_nothing)
 
 
 def usual_gap(verdicts: Iterable[KnownVerdict], trusted: Collection[PeerId]) -> float | None:
@@ -119,7 +141,7 @@ def usual_gap(verdicts: Iterable[KnownVerdict], trusted: Collection[PeerId]) -> 
     Args:
         trusted: keepers and members. Strangers cannot move it.
     """
-    gaps = [verdict.gap for verdict in verdicts if verdict.contributor in trusted]
+    gaps = [verdict.gap for verdict in verdicts if verdict.contributor in trusted and not verdict.is_untold]
     if len(gaps) < FEWEST_GAPS:
         return None
     found = statistics.median(gaps)
@@ -136,13 +158,9 @@ def audited_work(verdicts: Sequence[KnownVerdict], usual: float | None) -> Audit
 
     Args:
         verdicts: those about it, by auditors other than itself, the oldest first.
-        usual: as of `usual_gap`; None counts nothing.
+        usual: as of `usual_gap`; with None nothing passes or fails.
     """
-    if usual is None:
-        return NOT_AUDITED
     counting = _Counting()
     for verdict in verdicts:
-        counting.add(verdict, is_pass=passes(verdict, usual))
-    num_fails = sum(not is_pass for _, is_pass in counting.newest)
-    auditors = frozenset(counting.auditors)
-    return AuditedWork(counting.passes, auditors, num_fails, counting.num_aside, counting.until_unix_s)
+        counting.add(verdict, usual)
+    return counting.outcome()

@@ -52,6 +52,8 @@ class PeerTrust:
             return "it came with an invite"
         if self.audited.is_doubted:
             return "auditors did its work again and found other work"
+        if self.audited.tells_nothing:
+            return "auditors asked which steps it took, and it told none that they could take again"
         if self.standing is PeerStanding.MEMBER:
             return (
                 "its work passed when done again" if self.audited.makes_member else "its work was counted for some days"
@@ -64,7 +66,7 @@ class PeerTrust:
         """The part of a peer's row in JSON that tells its standing."""
         passed, failed = self.audited.num_passes, self.audited.num_fails
         words = {"standing": self.standing.word, "standing_reason": self.reason}
-        return {**words, "audits_passed": passed, "audits_failed": failed}
+        return {**words, "audits_passed": passed, "audits_failed": failed, "audits_untold": self.audited.num_untold}
 
 
 KEEPERS_TRUST: Final = PeerTrust()
@@ -74,7 +76,7 @@ def standing_after(
     standing: PeerStanding, days: Sequence[WorkDay], rules: StandingRules, audited: AuditedWork = NOT_AUDITED
 ) -> PeerStanding:
     """The standing of a peer with this work. A member whose newest days are below the kept share is a stranger again, and so is one
-    that auditors put aside.
+    that auditors put aside, or that tells them none of its steps.
 
     Args:
         days: all days on which work of the peer was counted, the oldest first.
@@ -82,7 +84,7 @@ def standing_after(
     """
     if standing is PeerStanding.KEEPER:
         return standing
-    if audited.is_doubted:
+    if audited.is_doubted or audited.tells_nothing:
         return PeerStanding.STRANGER
     full = [day for day in days if day.credited_tokens >= rules.member_day_tokens]
     newest = days[-rules.member_days :]

@@ -12,6 +12,7 @@ from coordinator.policy.config import HostConfig
 from coordinator.run.run_checks import check_new_run
 from coordinator.status.dry_run_core import Data, each_peer_estimates, host_estimates
 from protocol.estimates.dry_run import END, Setting, estimate_lines, run_settings, setting_lines
+from protocol.host.work_rules import audit_notes
 from protocol.run.host_sections import keys_of_open_door
 from protocol.run.manifest import RunFile, load_run_config
 
@@ -36,7 +37,7 @@ def dry_run_lines(run_file: Path, config: HostConfig, flags: Mapping[str, object
         *estimate_lines(host_estimates(run, data)),
         "estimates for each peer",
         *estimate_lines(each_peer_estimates(run)),
-        *(f"note: {note}" for note in notes),
+        *(f"note: {note}" for note in (*notes, *audit_notes(run))),
         END,
     ]
 

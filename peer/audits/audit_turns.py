@@ -1,5 +1,10 @@
 """Audits in the training process: keeps the state with which this peer began a round, and takes another peer's steps from there.
 
+A round begins at the anchor of its base. Under overlap this peer has taken steps of its own by then, so the state is that of its
+snapshot, moved to the anchor as the commit moves theta. All steps of the contributor are taken from there, also those before its
+adoption: the anchor lies nearer to its own snapshot than the auditor's does. All peers adopt a commit at about the same time, so the
+auditor's own share of such steps tells whether they are too many (tests/benchmarks/LOG.md, "Work done again under overlap").
+
 The steps are taken in turns with own training. A round that is to be audited costs a copy of parameters and moments in the machine's
 memory. While steps are done again there is one more: in a turn it holds our own, between turns that of the work.
 """
@@ -15,7 +20,15 @@ import torch
 from averaging.system.machine_limits import read_memory
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.machine.device import is_out_of_memory
-from peer.training.local_training import LocalTrainer, TrainerState, delta_bytes, state_bytes, state_of, why_no_state
+from peer.training.local_training import (
+    LocalTrainer,
+    TrainerState,
+    delta_bytes,
+    moved,
+    state_bytes,
+    state_of,
+    why_no_state,
+)
 from peer.training.worker_channel import Redone, RedoOrder
 
 MOST_KEPT: Final = 2
@@ -27,7 +40,13 @@ MOST_COPIES: Final = 3
 LONGEST_STEP_S: Final = 30.0
 """With longer steps nothing is audited: a turn is a step at least, and no order, not even a pause, is obeyed within it."""
 
+MOST_LATE: Final = 0.2
+"""Share of a round's steps that are taken before the commit of its base is adopted. Of a round with more nothing is kept: then too
+much honest work looks like other work (tests/benchmarks/LOG.md, "Work done again under overlap").
+"""
+
 NOT_KEPT: Final = "the state at the beginning of that round is not here"
+TOO_LATE: Final = f"more than {MOST_LATE:.0%} of the round's steps were taken here before its base was adopted"
 NO_MEMORY: Final = "there is no memory for copies of the training state"
 TOO_SLOW: Final = f"a step takes more than {LONGEST_STEP_S:.0f} s here, and a pause would wait for it"
 
@@ -41,6 +60,8 @@ class AuditTurns:
         self._trainer, self._free_bytes = trainer, free_bytes
         self._step_s = 0.0
         self._is_due = False
+        self._snapshot: TrainerState | None = None
+        self._why_none = NOT_KEPT
         self._kept: dict[int, TrainerState] = {}
         self._work: RedoneWork | None = None
         self._taken: tuple[int, ClaimedSteps] | None = None
@@ -62,28 +83,61 @@ class AuditTurns:
         """Note the seconds that an own step took."""
         self._step_s = busy_s
 
-    def note_beginning(self) -> None:
-        """Note that a load or shift is done, and keep the state if that was asked for.
+    def note_snapshot(self) -> None:
+        """Note that a snapshot was taken, and copy the state there if that of the next round's beginning was asked for."""
+        if self._is_due:
+            self._snapshot = self._copied()
 
-        With steps ready, this peer's own round began at an earlier state, so nothing is kept.
+    def note_load(self) -> None:
+        """Note that a load is done, and keep the state if that was asked for."""
+        self._snapshot = None
+        if self._is_due:
+            self._is_due, self._why_none = False, NOT_KEPT
+            self._keep(self._copied())
+
+    def note_shift(self, shift_N: torch.Tensor, credited_tokens: int) -> None:
+        """Note that a shift of (N,) is done, and keep the state if that was asked for: what the last snapshot was, moved to the new
+        anchor. So the steps of this peer since then are not in it.
+
+        Nothing is kept where tokens of that snapshot are left over, for the state is no anchor then, or where too many steps were
+        taken since (MOST_LATE).
         """
-        if not self._is_due or any(self._trainer.counters.ready):
+        begun, self._snapshot = self._snapshot, None
+        if not self._is_due:
             return
-        self._is_due = False
+        self._is_due, self._why_none = False, NOT_KEPT
+        late_tokens = self._trainer.counters.tokens_ready
+        if begun is None:
+            self._keep(self._copied() if not late_tokens else None)
+        elif late_tokens > MOST_LATE * begun.counters.tokens_ready:
+            self._why_none = TOO_LATE
+        elif begun.counters.tokens_ready == credited_tokens:
+            self._keep(moved(self._trainer, begun, shift_N))
+
+    def _copied(self) -> TrainerState | None:
+        """A copy of the state; None without memory for one. The oldest beginning gives up its memory first."""
+        self._forget_all_but(MOST_KEPT - 1)
         try:
-            state = state_of(self._trainer)
+            return state_of(self._trainer)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return
-        if state.moments:  # without moments of its own it would take other steps than everybody else
+            return None
+
+    def _keep(self, state: TrainerState | None) -> None:
+        if (
+            state is not None and state.moments
+        ):  # without moments of its own it would take other steps than everybody else
             self._kept[state.schedule_tokens] = state
-        while len(self._kept) > MOST_KEPT:
+        self._forget_all_but(MOST_KEPT)
+
+    def _forget_all_but(self, num_newest: int) -> None:
+        while len(self._kept) > num_newest:
             del self._kept[min(self._kept)]
 
     def forget(self) -> None:
         """Free everything."""
-        self._is_due = False
+        self._is_due, self._snapshot = False, None
         self._kept.clear()
         self._work = self._taken = None
 
@@ -102,7 +156,7 @@ class AuditTurns:
         if self._work is None or self._taken != (order.schedule_tokens, steps):
             begun = self._kept.get(order.schedule_tokens)
             if begun is None:
-                return Redone(problem=NOT_KEPT)
+                return Redone(problem=self._why_none)
             self._work, self._taken = RedoneWork(self._trainer, steps, begun), (order.schedule_tokens, steps)
         if not self._work.advance(order.turn_steps):
             return Redone(num_left=self._work.num_left)

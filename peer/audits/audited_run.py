@@ -13,8 +13,8 @@ from peer.membership.credential_cache import known_standings
 from peer.scores.scoring_core import TimeBudget
 from peer.session.session import JoinedSession
 from peer.training.peer_trainer import PeerTrainer
-from protocol.estimates.work_audits import why_no_audit
-from protocol.host.work_verdict import VERDICT_DOMAIN, WorkVerdict
+from protocol.host.work_rules import why_no_audits
+from protocol.host.work_verdict import VERDICT_DOMAIN
 from protocol.identity.envelope import NEVER_MS, seal
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
@@ -41,7 +41,7 @@ def why_not_here(config: RunConfig, *, trains_alone: bool) -> str:
     Args:
         trains_alone: one process of this peer holds the whole model and trains it.
     """
-    return why_no_audit(config) or ("" if trains_alone else "this peer's replica is shared by several processes")
+    return why_no_audits(config) or ("" if trains_alone else "this peer's replica is shared by several processes")
 
 
 def _tools(joined: JoinedSession, share: float, trainer: TakesOrders) -> AuditTools:
@@ -54,8 +54,8 @@ def _tools(joined: JoinedSession, share: float, trainer: TakesOrders) -> AuditTo
     async def signed(payload: bytes) -> bytes:
         return seal(life.identity, VERDICT_DOMAIN, membership.run_id, life.sequence.take(), NEVER_MS, payload)
 
-    def audited(verdict: WorkVerdict) -> None:
-        life.board.rounds.given.audited(verdict.contributor, verdict.gap_ppm, verdict.length_permille)
+    def doing(words: str) -> None:
+        life.board.rounds.given.audit_now = words
 
     return AuditTools(
         me=life.identity.peer_id,
@@ -67,5 +67,6 @@ def _tools(joined: JoinedSession, share: float, trainer: TakesOrders) -> AuditTo
         slowdown=lambda: life.config.slowdown / max(0.01, controls.decision.share),
         signed=signed,
         send=joined.client.send_verdict,
-        audited=audited,
+        audited=life.board.rounds.given.audited,
+        doing=doing,
     )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from protocol.host.work_rules import LEAST_STEPS, MOST_STEPS
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
 from protocol.rounds.messages.record import CommitRecord, Contributor
@@ -34,12 +35,6 @@ COMPARED_CHUNKS: Final = 16
 
 MOST_COMPARED: Final = 1 << 20
 """Values that an audit compares at most, but always one chunk."""
-
-MOST_STEPS: Final = 4096
-"""A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
-
-LEAST_STEPS: Final = 16
-"""Fewer local steps say too little of the windows that they read (tests/benchmarks/LOG.md, "Work done again")."""
 
 LEAST_DIFFERENCE: Final = 1e-3
 """Least 1 - cos(redone delta, control). Below it the windows make no difference, and there is no finding."""
@@ -152,13 +147,25 @@ def claimed_steps(entry: Contributor, batch_tokens: int) -> int:
     return num_steps if not rest and not entry.lanes and LEAST_STEPS <= num_steps <= MOST_STEPS else 0
 
 
-def why_not_told(steps: StepsTaken, num_claimed: int, told_until: int) -> str:
+def is_large(entry: Contributor, batch_tokens: int) -> bool:
+    """Whether a contribution claims so many steps that it is to be done again."""
+    return entry.tokens >= LEAST_STEPS * batch_tokens and not entry.lanes
+
+
+def why_untold(entry: Contributor, steps: StepsTaken | None, told_until: int, batch_tokens: int) -> str:
     """Why the steps that a contributor tells cannot be done again; empty where they can.
 
     Args:
-        num_claimed: as its tokens say.
+        entry: its claim, of many steps (`is_large`).
+        steps: as it tells them; None where it tells none.
         told_until: the place in its data after the steps that it told last time. Text that it told already might be old work.
+        batch_tokens: tokens of a local step.
     """
+    num_claimed = claimed_steps(entry, batch_tokens)
+    if not num_claimed:
+        return f"its {entry.tokens} tokens are no whole number of steps, or of more than {MOST_STEPS}"
+    if steps is None:
+        return "it tells no steps"
     if steps.num_steps != num_claimed:
         return f"it tells {steps.num_steps} steps and claims {num_claimed}, as several replicas do"
     if steps.first_step < told_until:

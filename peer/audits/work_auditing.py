@@ -28,17 +28,20 @@ from peer.audits.work_audit_core import (
     compared,
     compared_chunks,
     drawn_contributor,
-    why_not_told,
+    is_large,
+    why_untold,
 )
 from peer.scores.scoring_core import TimeBudget, next_size
 from peer.training.worker_channel import Command, Redone, RedoOrder, Reply
 from protocol.errors import MIGHT_WORK_LATER, PotluckError
-from protocol.host.work_verdict import WorkVerdict, encode_verdict, verdict_of
+from protocol.host.work_verdict import WorkVerdict, encode_verdict, untold_of, verdict_of
 from protocol.identity.names import peer_name
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
-from protocol.rounds.messages.record import Contributor
+from protocol.rounds.messages.record import CommitRecord, Contributor
+from protocol.rounds.messages.requests import StepsTaken
+from protocol.tables import several
 
 log = structlog.get_logger()
 
@@ -88,6 +91,7 @@ class AuditTools:
         slowdown: training runs at 1 / slowdown of full speed now.
         signed, send: a verdict in this peer's envelope; brings one to the host.
         audited: told of each verdict that the host took.
+        doing: told the state of an audit in words; "" at its end.
         draw: numbers in [0, 1) that nobody else can guess.
     """
 
@@ -101,16 +105,18 @@ class AuditTools:
     signed: Callable[[bytes], Awaitable[bytes]]
     send: Callable[[bytes], Awaitable[None]]
     audited: Callable[[WorkVerdict], None]
+    doing: Callable[[str], None]
     draw: Draw = SystemRandom().random
 
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """A contribution to audit, with what was shown of it."""
+    """A contribution to audit, with the steps that were told and the chunks that were shown, of `chunk_elements` each."""
 
     link: ChainLink
     base_tokens: int
     entry: Contributor
+    steps: StepsTaken
     work: ShownWork
     chunk_elements: int
 
@@ -175,28 +181,43 @@ class WorkAuditing:
         return redone
 
     async def _drawn(self, service: RoundService, link: ChainLink) -> _Drawn | None:
-        """The contribution to audit of those that a commit counts; None where its round was not drawn or nothing can be compared."""
+        """The contribution to audit of those that a commit counts; None where its round was not drawn or nothing can be compared. The
+        host hears of a contributor that tells no steps.
+        """
         record, base = link.record, _before(service, link)
         if record is None or record.rewind or base is None or base.parent not in self._asked:
             return None
         tools, grid = self.tools, service.chain.tools.grid
+        entry = self._drawn_entry(record)
+        if entry is None:
+            return None
+        chunks = compared_chunks(record, entry.peer, grid.chunk_elements, tools.draw)
+        is_claimed = claimed_steps(entry, tools.batch_tokens) > 0
+        work = await service.fetch_work(record, entry, chunks) if is_claimed and chunks else ShownWork(None, {})
+        why = why_untold(entry, work.steps, self._told.get(entry.peer, 0), tools.batch_tokens) if chunks else ""
+        if why or work.steps is None or not work.chunks:
+            log.info("not_audited", of=peer_name(entry.peer), reason=why or "nothing of its work was shown")
+            if why:
+                await self._bring(untold_of(link.unit, link.commit, entry.peer, entry.root))
+            return None
+        self._note_told(entry.peer, work.steps.first_step + work.steps.num_steps)
+        return _Drawn(link, base.total_tokens, entry, work.steps, work, grid.chunk_elements)
+
+    def _drawn_entry(self, record: CommitRecord) -> Contributor | None:
+        """The drawn contributor to a round in which this peer took enough steps itself; None where the drawn one took too few."""
+        tools = self.tools
         contributors = [entry.peer for entry in record.contributors]
-        peer = drawn_contributor(contributors, tools.me, tools.standings(), tools.draw)
+        own, peer = (
+            record.contributor(tools.me),
+            drawn_contributor(contributors, tools.me, tools.standings(), tools.draw),
+        )
         entry = record.contributor(peer) if peer is not None else None
-        if peer is None or entry is None:
+        if own is None or entry is None or not claimed_steps(own, tools.batch_tokens):
             return None
-        num_steps = claimed_steps(entry, tools.batch_tokens)
-        chunks = compared_chunks(record, peer, grid.chunk_elements, tools.draw)
-        work = await service.fetch_work(record, entry, chunks) if num_steps and chunks else None
-        if work is None:
-            log.info("not_audited", of=peer_name(peer), reason="too few or too many steps, or nothing was shown")
+        if not is_large(entry, tools.batch_tokens):
+            log.info("not_audited", of=peer_name(entry.peer), reason="it took too few steps")
             return None
-        reason = why_not_told(work.steps, num_steps, self._told.get(peer, 0))
-        if reason:
-            log.info("not_audited", of=peer_name(peer), reason=reason)
-            return None
-        self._note_told(peer, work.steps.first_step + num_steps)
-        return _Drawn(link, base.total_tokens, entry, work, grid.chunk_elements)
+        return entry
 
     def _note_told(self, peer: PeerId, until: int) -> None:
         self._told.pop(peer, None)
@@ -207,10 +228,14 @@ class WorkAuditing:
     async def _audit(self, drawn: _Drawn) -> None:
         """Do the steps again, and bring the verdict to the host."""
         reason = "its steps are taken again, and as many on other text, in a tenth of this peer's time"
-        log.info("audit_begun", of=peer_name(drawn.entry.peer), steps=drawn.work.steps.num_steps, reason=reason)
-        redone_N = await self._redone(drawn, drawn.entry.peer)
-        # windows of a name that nobody else knows are random ones
-        control_N = await self._redone(drawn, f"control {token_hex(16)}") if redone_N is not None else None
+        log.info("audit_begun", of=peer_name(drawn.entry.peer), steps=drawn.steps.num_steps, reason=reason)
+        try:
+            redone_N = await self._redone(drawn, drawn.entry.peer)
+            # windows of a name that nobody else knows are random ones
+            is_redone = redone_N is not None
+            control_N = await self._redone(drawn, f"control {token_hex(16)}", is_control=True) if is_redone else None
+        finally:
+            self.tools.doing("")
         finding = _finding(drawn.work, redone_N, control_N) if redone_N is not None and control_N is not None else None
         if finding is None:
             return
@@ -223,13 +248,15 @@ class WorkAuditing:
         )
         await self._bring(verdict)
 
-    async def _redone(self, drawn: _Drawn, reader: str) -> torch.Tensor | None:
+    async def _redone(self, drawn: _Drawn, reader: str, *, is_control: bool = False) -> torch.Tensor | None:
         """The delta of the drawn steps on the windows of `reader`: its compared chunks, float32, joined. None where the training
         process cannot make it.
         """
-        steps, size, length = drawn.work.steps, 1, drawn.chunk_elements
+        steps, size, length = drawn.steps, 1, drawn.chunk_elements
         spans = [(chunk * length, chunk * length + len(sent_n)) for chunk, sent_n in drawn.work.chunks.items()]
+        num_left = steps.num_steps
         while True:
+            self.tools.doing(_progress(drawn, num_left, is_control=is_control))
             if not await self._is_allowed():
                 log.info("audit_given_up", reason="training is paused")
                 self._asked.clear()
@@ -246,8 +273,9 @@ class WorkAuditing:
             redone = await self._order(Command(op="audit_redo", redo=order))
             if redone is None:
                 return None
+            num_left = redone.num_left
             self.budget = self.budget.after(redone.took_s * self.tools.slowdown(), trio.current_time())
-            if not redone.num_left:
+            if not num_left:
                 return torch.frombuffer(bytearray(redone.delta), dtype=torch.float32)
             size = next_size(size, redone.took_s, MOST_TURN_STEPS)
 
@@ -276,6 +304,15 @@ class WorkAuditing:
                 self.tools.audited(verdict)
                 return
         log.warning("verdict_not_delivered", reason=f"the host took none for {SEND_WITHIN_S:.0f} s")
+
+
+def _progress(drawn: _Drawn, num_left: int, *, is_control: bool) -> str:
+    """The state of an audit, in words."""
+    num_steps = drawn.steps.num_steps
+    taken = (num_steps if is_control else 0) + num_steps - num_left
+    return (
+        f"doing {several(num_steps, 'step')} of {peer_name(drawn.entry.peer)} again: {taken} of {2 * num_steps} taken"
+    )
 
 
 async def _next_link(service: RoundService, known: ChainLink) -> ChainLink:

@@ -65,8 +65,13 @@ def found_cards(where: str) -> tuple[list[SignedCard], int]:
     from averaging.open_runs.card_lists import get_cards, unfit_list_url
     from protocol.errors import UsageError
     from protocol.host.run_card import good_cards
+    from protocol.identity.invite import OPEN_PREFIX, PREFIX
     from protocol.identity.verifier import Ed25519Verifier
 
+    if where.startswith((PREFIX, OPEN_PREFIX)):
+        raise UsageError(
+            "an invite in place of an address", "that of a list or of a directory", "take the invite: potluck join LINE"
+        )
     is_directory = where.startswith("/")
     if expected := unfit_directory(where) if is_directory else unfit_list_url(where):
         kind = "directory" if is_directory else "list"

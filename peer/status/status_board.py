@@ -37,6 +37,8 @@ from peer.training.plan.card_state import CardState
 from peer.training.plan.layout_core import LayoutChoice
 from protocol.grids import grid_g_per_kwh
 from protocol.host.reports import HeldoutResult
+from protocol.host.work_rules import LEAST_LENGTH, PASS_SHARE
+from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.lineage.chain_link import ChainLink
@@ -79,7 +81,8 @@ class SeenRound:
 @dataclass
 class GivenToRun:
     """This peer's part in the run over all its starts, as far as it saw the rounds: `rounds` that counted it, with `tokens`.
-    `fresh` rounds are not in the history on disk yet. This process did `audits` of others' work; `last_audit` tells the newest.
+    `fresh` rounds are not in the history on disk yet. This process did `audits` of others' work; `last_audit` tells the newest, and
+    `audit_now` the one under way.
     """
 
     fresh: list[SeenRound] = field(default_factory=list)
@@ -88,11 +91,18 @@ class GivenToRun:
     tokens: int = 0
     audits: int = 0
     last_audit: str = ""
+    audit_now: str = ""
 
-    def audited(self, contributor: PeerId, gap_ppm: int, length_permille: int) -> None:
-        """The host took our verdict, in millionths and thousandths, on a contributor's work."""
-        found = f"a gap of {gap_ppm / 1e6:.2f} and {length_permille / 10:.0f}% of the length"
-        self.audits, self.last_audit = self.audits + 1, f"{peer_name(contributor)}: {found}"
+    def audited(self, verdict: WorkVerdict) -> None:
+        """The host took our verdict on a contributor's work."""
+        near, length = verdict.gap_ppm / PPM, verdict.length_permille / PERMILLE
+        found = (
+            f"its work fits its own text by {near:.0%} (other text gives about 0%; the host asks for {PASS_SHARE:.0%} of what is"
+            f" usual), and has {length:.0%} of the length (it asks for {LEAST_LENGTH:.0%})"
+        )
+        if verdict.is_untold:
+            found = "it told no steps that could be done again"
+        self.audits, self.last_audit = self.audits + 1, f"{peer_name(verdict.contributor)}: {found}"
 
     def saw(self, index: int, own_tokens: int) -> None:
         """A committed round. It replaces itself and later ones, which were of another lineage."""

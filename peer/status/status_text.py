@@ -247,7 +247,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
         ("standing", _STANDINGS.get(status.standing, "")),
-        ("audits", f"{status.audits} of others' work; the last one of {status.last_audit}" if status.audits else ""),
+        *_audit_rows(status),
         ("team", status.team),
         ("start", status.restarted),
         ("root", status.state_root[:16]),
@@ -296,6 +296,12 @@ def _last_round(status: PeerStatus) -> str:
     left_out = f" ({last.left_out:.0%} of yours left out)" if last.left_out else ""
     lost = f", {last.lost:.1%} of the mean had no room" if last.lost else ""
     return f"{several(len(last.members), 'member')}, {share}{left_out}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
+
+
+def _audit_rows(status: PeerStatus) -> list[tuple[str, str]]:
+    """Rows of a keeper that does others' work again."""
+    done = f"{status.audits} of others' work; the last one of {status.last_audit}" if status.audits else ""
+    return [("audits", done), ("audit now", status.audit_now)]
 
 
 def _run_rows(status: PeerStatus) -> list[tuple[str, str]]:

@@ -484,6 +484,17 @@ def exchange_state(trainer: LocalTrainer, other: TrainerState, piece_P: torch.Te
     return before
 
 
+def moved(trainer: LocalTrainer, state: TrainerState, shift_N: torch.Tensor) -> TrainerState:
+    """A state of this trainer once a commit has moved its values by (N,) float32 in place, as `LocalTrainer.shift` moves theta, with
+    the tokens of the run that the trainer has now. No tokens are ready in it.
+    """
+    parts = (part for schema in trainer.units.schemas for part in trainer._replica.parts(shift_N, schema))
+    for value, part in zip(state.values, parts, strict=True):
+        value.add_(part.to("cpu"))
+    counters = replace(state.counters, ready=(0,) * len(state.counters.ready))
+    return replace(state, counters=counters, schedule_tokens=trainer._schedule_tokens)
+
+
 def _heldout_bytes_per_token(plan: TrainingPlan, expert: int | None) -> float:
     of_experts = plan.expert_heldout_bytes_per_token
     if expert is None or not of_experts:

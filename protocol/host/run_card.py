@@ -43,6 +43,7 @@ class RunCard:
         line: what to paste after `potluck join`.
         total_tokens, trained_tokens: of the run, and how many are committed.
         num_peers: peers that are here.
+        stamp, stamp_day: the host's work for a place in a directory (protocol/host/card_stamp.py), and its day; 0 without.
     """
 
     name: str
@@ -52,12 +53,14 @@ class RunCard:
     total_tokens: int
     trained_tokens: int
     num_peers: int
+    stamp: int = 0
+    stamp_day: int = 0
 
     def __post_init__(self) -> None:
         for text, most in ((self.name, MAX_NAME), (self.about, MAX_ABOUT), (self.model, MAX_NAME)):
             require(len(text) <= most, f"a card with {len(text)} letters in a text", f"at most {most}")
         require(len(self.line) <= MAX_LINE, f"a line of {len(self.line)} letters", f"at most {MAX_LINE}")
-        for number in (self.total_tokens, self.trained_tokens, self.num_peers):
+        for number in (self.total_tokens, self.trained_tokens, self.num_peers, self.stamp, self.stamp_day):
             require(0 <= number <= MAX_NUMBER, f"the number {number} on a card", f"0 to {MAX_NUMBER}")
 
 
@@ -117,6 +120,7 @@ def _read(payload: bytes) -> RunCard:
     try:
         values = json.loads(payload.decode("ascii"))
         numbers = [values[key] for key in ("total_tokens", "trained_tokens", "num_peers")]
+        numbers += [values.get(key, 0) for key in ("stamp", "stamp_day")]  # older releases make none
         if not all(type(number) is int for number in numbers):
             raise TypeError("a number of another kind")
         return RunCard(
@@ -127,6 +131,8 @@ def _read(payload: bytes) -> RunCard:
             total_tokens=numbers[0],
             trained_tokens=numbers[1],
             num_peers=numbers[2],
+            stamp=numbers[3],
+            stamp_day=numbers[4],
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RemoteProtocolError("a card that cannot be read", "the card of an open run") from error

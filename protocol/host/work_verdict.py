@@ -33,6 +33,8 @@ class WorkVerdict:
         gap_ppm: how much nearer the contribution is to the redone delta than to that of as many steps on other windows, in millionths
             of the distance between these two, -2,000,000 to 2,000,000 (peer/audits/work_audit_core.py).
         length_permille: length of the contribution over that of the redone delta, in thousandths, 0 to 1,000,000.
+        is_untold: the auditor asked the contributor which steps it took, and could not take again what it was told. Both numbers are
+            0 then.
     """
 
     unit: UnitName
@@ -41,6 +43,7 @@ class WorkVerdict:
     root: Root
     gap_ppm: int
     length_permille: int
+    is_untold: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("commit", self.commit), ("root", self.root)):
@@ -50,6 +53,8 @@ class WorkVerdict:
         require(abs(self.gap_ppm) <= 2 * PPM, f"a gap of {self.gap_ppm} millionths", "-2 to 2 million")
         is_fine = 0 <= self.length_permille <= MOST_LENGTH_PERMILLE
         require(is_fine, f"a length of {self.length_permille} thousandths", f"0 to {MOST_LENGTH_PERMILLE}")
+        is_bare = not (self.gap_ppm or self.length_permille)
+        require(is_bare or not self.is_untold, "numbers about steps that nobody told", "none")
 
 
 def verdict_of(
@@ -58,6 +63,11 @@ def verdict_of(
     """The verdict with these findings, rounded; `gap` within [-2, 2], `length_ratio` at least 0."""
     permille = min(MOST_LENGTH_PERMILLE, round(PERMILLE * length_ratio))
     return WorkVerdict(unit, commit, contributor, root, round(PPM * gap), permille)
+
+
+def untold_of(unit: UnitName, commit: CommitId, contributor: PeerId, root: Root) -> WorkVerdict:
+    """The verdict on a contributor that was asked for its steps, and told none that can be taken again."""
+    return WorkVerdict(unit, commit, contributor, root, 0, 0, is_untold=True)
 
 
 def encode_verdict(verdict: WorkVerdict) -> bytes:
@@ -69,6 +79,7 @@ def encode_verdict(verdict: WorkVerdict) -> bytes:
         root=verdict.root,
         gap_ppm=verdict.gap_ppm,
         length_permille=verdict.length_permille,
+        untold=verdict.is_untold,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -87,6 +98,7 @@ def decode_verdict(data: bytes) -> WorkVerdict:
         root=Root(body.root),
         gap_ppm=body.gap_ppm,
         length_permille=body.length_permille,
+        is_untold=body.untold,
     )
     if encode_verdict(verdict) != data:
         raise RemoteProtocolError(f"a verdict of {len(data)} bytes with others among them", "its own bytes only")

@@ -222,20 +222,22 @@ class ScoreReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkVerdictBody(_message.Message):
-    __slots__ = ("unit", "commit", "contributor", "root", "gap_ppm", "length_permille")
+    __slots__ = ("unit", "commit", "contributor", "root", "gap_ppm", "length_permille", "untold")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     GAP_PPM_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
     unit: str
     commit: bytes
     contributor: str
     root: bytes
     gap_ppm: int
     length_permille: int
-    def __init__(self, unit: _Optional[str] = ..., commit: _Optional[bytes] = ..., contributor: _Optional[str] = ..., root: _Optional[bytes] = ..., gap_ppm: _Optional[int] = ..., length_permille: _Optional[int] = ...) -> None: ...
+    untold: bool
+    def __init__(self, unit: _Optional[str] = ..., commit: _Optional[bytes] = ..., contributor: _Optional[str] = ..., root: _Optional[bytes] = ..., gap_ppm: _Optional[int] = ..., length_permille: _Optional[int] = ..., untold: bool = ...) -> None: ...
 
 class WorkVerdictReply(_message.Message):
     __slots__ = ()

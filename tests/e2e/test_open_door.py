@@ -29,6 +29,12 @@ RUN_TOML = run_toml(
     checkpoint={"every_rounds": 4},
 )
 
+LIGHT = """
+import protocol.host.card_stamp
+protocol.host.card_stamp.STAMP_BITS = 3
+"""
+"""Stamps of a moment's work."""
+
 
 def _records(state: Path) -> list[CommitRecord]:
     with open_ledger(state / "ledger.sqlite3") as ledger:
@@ -50,11 +56,11 @@ def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_p
     listing = ("--http-port", str(port), "--keep-list", "--list-at", own_list)
     node = ("directory", "--port", "0", "--listen-host", "127.0.0.1", "--state-dir", str(tmp_path / "directory"))
     with ExitStack() as stack:
-        directory = stack.enter_context(running_potluck(tmp_path, "directory", *node, forked=forked))
+        directory = stack.enter_context(running_potluck(tmp_path, "directory", *node, forked=forked, before=LIGHT))
         address = directory.wait_for(r"directory (/\S+)\n")
         listing = (*listing, "--announce-dht", address)
         hosting = ("host", str(tmp_path / "run.toml"), "--open", *listing, "--state-dir", str(state), *LOOPBACK)
-        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked))
+        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked, before=LIGHT))
         published, invite = host.wait_for(r"(potluck2:\S+)\n"), host.wait_for(r"(potluck1:\S+)\n")
         named = {"stranger": ("--name", "a <b>guest</b>")}
         lines = {"stranger": published, "keeper a": invite, "keeper b": invite}
@@ -81,7 +87,7 @@ def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_p
         host.wait_for("run_listed")
         host.wait_for("run_announced")
         for where in (own_list, address):
-            found = forked.run("find", where, cwd=ROOT, environment=environment())
+            found = forked.run("find", where, cwd=ROOT, environment=environment(), before=LIGHT)
             assert f"potluck join {published}" in found.stdout, found.stdout + found.stderr
         for peer in peers:
             assert peer.exit_code() == 0, peer.said()

@@ -24,7 +24,6 @@ RUN_TOML = run_toml(
     inner={"learning_rate": 0.003},
     round={
         "target_tokens": 5 * STEPS * 64,
-        "mode": "blocking",
         "longest_interval_s": 20.0,
         "chunk_elements": 2048,
         "loss_gate": False,

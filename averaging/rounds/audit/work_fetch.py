@@ -38,11 +38,11 @@ class ShownWork:
     """The shown part of a contribution.
 
     Attributes:
-        steps: the local steps that its contributor says it took.
+        steps: the local steps that its contributor says it took; None where it tells none.
         chunks: the values of each chunk by its number, in order, float32 of that chunk's length.
     """
 
-    steps: StepsTaken
+    steps: StepsTaken | None
     chunks: Mapping[int, torch.Tensor]
 
 
@@ -54,9 +54,9 @@ class WorkFetch:
     tools: RoundContext
     shown: ShownOffers
 
-    async def fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork | None:
-        """The steps of a contributor, and those of these chunks of its contribution that a peer still shows. None where it tells no
-        steps, or no chunk is shown. Ends within seconds.
+    async def fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork:
+        """The steps of a contributor, and those of these chunks of its contribution that a peer still shows. Ends within seconds. No
+        chunk is asked for where no steps are told.
 
         Args:
             entry: the contributor, in that record.
@@ -64,12 +64,12 @@ class WorkFetch:
         """
         steps = await steps_told(self.tools.network, record, entry)
         if steps is None:
-            return None
+            return ShownWork(None, {})
         found: dict[int, torch.Tensor] = {}
         async with trio.open_nursery() as nursery:
             for chunk in chunks:
                 nursery.start_soon(self._take, record, entry, chunk, found)
-        return ShownWork(steps, {chunk: found[chunk] for chunk in chunks if chunk in found}) if found else None
+        return ShownWork(steps, {chunk: found[chunk] for chunk in chunks if chunk in found})
 
     async def _take(self, record: CommitRecord, entry: Contributor, chunk: int, found: dict[int, torch.Tensor]) -> None:
         tools, here = self.chain.tools, self.shown.on(record.parent)

@@ -233,7 +233,8 @@ function peerRows(rows) {
     if (p.standing && p.standing !== "keeper") {
       const passed = p.audits_passed ? `, passed ${p.audits_passed} times when done again` : "";
       const failed = p.audits_failed ? `, failed ${p.audits_failed} times` : "";
-      const part = make("span", `, ${p.standing}${passed}${failed}`);
+      const untold = p.audits_untold ? `, told auditors nothing ${p.audits_untold} times` : "";
+      const part = make("span", `, ${p.standing}${passed}${failed}${untold}`);
       part.title = p.standing_reason;
       state.append(part);
     }

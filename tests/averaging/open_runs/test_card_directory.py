@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,8 @@ from averaging.network.memory.memory_network import MemorySwarm
 from averaging.network.seams.directory import Record, directory_id
 from averaging.open_runs.card_directory import (
     CARD_TTL_S,
+    CHECK_BURST,
+    CHECKS_PER_S,
     MOST_KEPT,
     MOST_READ,
     RUNS_KEY,
@@ -22,9 +26,11 @@ from averaging.open_runs.card_directory import (
     read_cards,
     unfit_directory,
 )
-from protocol.host.run_card import MAX_CARD_BYTES, seal_card
+from protocol.host.card_stamp import DAY_S, day_of
+from protocol.host.run_card import MAX_CARD_BYTES, RunCard, seal_card
 from protocol.identity.identity import Identity
 from protocol.ids import PeerId
+from tests.protocol.host.test_card_stamp import stamped_card
 from tests.protocol.host.test_run_card import CARD, HOST, NOW, OTHER, RUN, VERIFIER
 
 KEY = directory_id(RUNS_KEY)
@@ -115,3 +121,57 @@ def test_a_card_that_says_something_new_replaces_the_one_before() -> None:
     assert rule(_record(), NOW) == ""
     newer = seal_card(HOST, RUN, replace(CARD, num_peers=9), NOW + 200)
     assert rule(Record(HOST.peer_id, newer, NOW + 800, KEY), NOW + 200) == ""
+
+
+BITS = 4
+FAST = 1000.0
+"""A flood brings so many cards a second."""
+
+
+def _flood(rule: CardRule, cards: Iterator[Record], begin_unix_s: float) -> Counter[str]:
+    """The answers of the rule to these cards, counted."""
+    return Counter(rule(record, begin_unix_s + number / FAST) for number, record in enumerate(cards))
+
+
+def _free_keys(count: int, card: RunCard = CARD) -> Iterator[Record]:
+    hosts = (Identity(number.to_bytes(32, "big")) for number in range(1, count + 1))
+    return (Record(host.peer_id, seal_card(host, RUN, card, NOW), NOW + CARD_TTL_S, KEY) for host in hosts)
+
+
+def _stamped(host: Identity = HOST, now_unix_s: float = NOW) -> Record:
+    card = stamped_card(host, now_unix_s, BITS)
+    return Record(host.peer_id, seal_card(host, RUN, card, now_unix_s), now_unix_s + CARD_TTL_S, KEY)
+
+
+def test_a_flood_of_keys_without_work_takes_no_place_in_a_directory() -> None:
+    rule = CardRule(VERIFIER, BITS)
+    assert set(_flood(rule, _free_keys(2 * MOST_KEPT), NOW)) == {"no stamp of today, as newer releases make one"}
+    assert rule(_stamped(), NOW + 1) == ""
+
+
+def test_a_flood_of_false_stamps_is_checked_at_a_bounded_rate_and_a_known_host_keeps_its_place() -> None:
+    rule = CardRule(VERIFIER, 20)
+    rule._stamp_bits = BITS
+    assert rule(_stamped(), NOW) == ""
+    rule._stamp_bits = 20
+    false = replace(CARD, stamp=7, stamp_day=day_of(NOW))
+    found = _flood(rule, _free_keys(600, false), NOW)
+    assert found["a false stamp"] <= CHECK_BURST + CHECKS_PER_S * 600 / FAST
+    assert found["a false stamp"] + found["a crowd at the directory"] == 600
+    assert rule(_stamped(), NOW + 1) == "", "its stamp is known"
+
+
+def test_a_known_host_gets_its_next_stamp_checked_amid_a_crowd_but_no_second_false_one() -> None:
+    rule = CardRule(VERIFIER, BITS)
+    assert rule(_stamped(), NOW) == ""
+    rule._allowance = 0.0
+    tomorrow = NOW + DAY_S
+    rule._looked_unix_s = tomorrow
+    assert rule(_stamped(OTHER, tomorrow), tomorrow) == "a crowd at the directory"
+    assert rule(_stamped(HOST, tomorrow), tomorrow) == ""
+    false = [replace(CARD, stamp=number, stamp_day=day_of(tomorrow)) for number in (1 << 40, 1 << 41)]
+    said = [
+        rule(Record(HOST.peer_id, seal_card(HOST, RUN, card, tomorrow), tomorrow + CARD_TTL_S, KEY), tomorrow)
+        for card in false
+    ]
+    assert said == ["a false stamp", "a crowd at the directory"]

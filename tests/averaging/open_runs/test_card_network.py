@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from averaging.network.libp2p.libp2p_network import Libp2pNetwork
 from averaging.network.seams.asyncio_thread import open_asyncio_thread
@@ -18,8 +19,10 @@ from averaging.open_runs import card_network
 from averaging.open_runs.card_directory import RUNS_KEY, CardRule, publish_card
 from averaging.open_runs.card_network import cards_in_directory, directory_node, visited_directory
 from protocol.errors import MachineError, UnreachableError
+from protocol.host import card_stamp
 from protocol.host.run_card import seal_card
 from protocol.identity.identity_file import open_identity
+from tests.protocol.host.test_card_stamp import stamped_card
 from tests.protocol.host.test_run_card import CARD, HOST, OTHER, RUN, VERIFIER
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -38,14 +41,21 @@ async def _two_nodes(folder: Path) -> AsyncIterator[list[Libp2pNetwork]]:
             yield [one, two]
 
 
-async def test_a_card_published_at_one_node_is_read_at_another_and_false_cards_are_left_out(tmp_path: Path) -> None:
+async def test_a_card_published_at_one_node_is_read_at_another_and_false_cards_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card_stamp, "STAMP_BITS", 2)
     async with _two_nodes(tmp_path) as (one, two):
         now_unix_s = time.time()
-        good = seal_card(HOST, RUN, CARD, now_unix_s)
+        unstamped, good = (
+            seal_card(OTHER, RUN, CARD, now_unix_s),
+            seal_card(HOST, RUN, stamped_card(HOST, now_unix_s, 2), now_unix_s),
+        )
         forged = seal_card(OTHER, RUN, replace(CARD, name="forged"), now_unix_s)
         async with visited_directory(one.addresses(), time.time, CardRule(VERIFIER)) as host:
             assert await publish_card(host, good, HOST.peer_id, now_unix_s)
             assert not await publish_card(host, b"junk", OTHER.peer_id, now_unix_s)
+            assert not await publish_card(host, unstamped, OTHER.peer_id, now_unix_s)
             assert not await publish_card(host, forged, HOST.peer_id, now_unix_s + 1)
             assert not await host.publish("another key", HOST.peer_id, good, expires_unix_s=now_unix_s + 60)
         assert await cards_in_directory(two.addresses(), time.time) == ([good], 0)
@@ -53,8 +63,12 @@ async def test_a_card_published_at_one_node_is_read_at_another_and_false_cards_a
 
 
 async def test_a_directory_that_is_away_is_no_empty_one() -> None:
-    with pytest.raises(UnreachableError, match="no node of a directory answers"):
+    with (
+        structlog.testing.capture_logs() as logs,
+        pytest.raises(UnreachableError, match="no node of a directory answers"),
+    ):
         await cards_in_directory((f"/ip4/127.0.0.1/tcp/9/p2p/{HOST.peer_id}",), time.time)
+    assert [each["event"] for each in logs if each["log_level"] in ("warning", "error")] == [], "one line is enough"
 
 
 async def test_a_full_disk_is_no_bug_of_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,6 +20,8 @@ from coordinator.admission import own_card
 from coordinator.admission.own_card import AGAIN_S, EVERY_S, OwnCard, card_of, keep_in_directory, keep_listed
 from coordinator.run.run_files import RunFiles
 from protocol.errors import UnreachableError
+from protocol.host import card_stamp
+from protocol.host.card_stamp import day_of, is_stamped
 from protocol.host.run_card import CARD_LIFE_S, MAX_ABOUT, open_card
 from protocol.run.page_section import PageSection
 from tests.coordinator.chain_world import HOST
@@ -65,14 +68,21 @@ async def test_a_card_comes_again_before_it_is_old_and_sooner_where_the_list_did
 
 
 async def test_a_card_is_published_again_before_it_expires_and_a_directory_that_is_away_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch,
     autojump_clock: object,
 ) -> None:
+    monkeypatch.setattr(card_stamp, "STAMP_BITS", 2)
+    stamps = set[tuple[int, int]]()
     clock, came, visits = VirtualClock(), list[tuple[float, float]](), list[float]()
 
     class Directory:
         async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
             assert (key, subkey) == (RUNS_KEY, HOST.peer_id)
-            assert open_card(value, verifier=VERIFIER, now_unix_s=clock.unix_s()).card == CARD
+            found = open_card(value, verifier=VERIFIER, now_unix_s=clock.unix_s())
+            assert replace(found.card, stamp=0, stamp_day=0) == CARD
+            assert found.card.stamp_day == day_of(clock.unix_s())
+            assert is_stamped(found, 2)
+            stamps.add((found.card.stamp_day, found.card.stamp))
             came.append((clock.monotonic_s() - begin_s, expires_unix_s - clock.unix_s()))
             return len(came) != 3
 
@@ -86,8 +96,9 @@ async def test_a_card_is_published_again_before_it_expires_and_a_directory_that_
 
     begin_s, every_s = clock.monotonic_s(), CARD_TTL_S / 3
     with capture_logs() as logs, trio.move_on_after(2 * AGAIN_S + 2.2 * every_s):
-        await keep_in_directory(OwnCard(lambda: CARD, HOST, RUN, clock), ("/node",), visit)
+        await keep_in_directory(OwnCard(lambda: CARD, HOST, RUN, clock), ("/node",), InlineOffload(), visit)
     assert visits == [0, AGAIN_S, 2 * AGAIN_S]
     assert came == [(2 * AGAIN_S + number * every_s, CARD_TTL_S) for number in range(3)]
-    told = [line["event"] for line in logs]
+    assert len(stamps) == len({day for day, _ in stamps}), "one stamp serves a day"
+    told = [line["event"] for line in logs if line["event"] != "card_stamp_begun"]
     assert told == ["run_not_announced", "run_announced", "run_announced", "run_not_announced"]

@@ -8,7 +8,7 @@ from coordinator.ledger import verdict_rows
 from coordinator.ledger.ledger import Ledger, open_ledger
 from coordinator.ledger.verdict_rows import audited_in, put_verdict
 from coordinator.policy.audited_work_core import MEMBER_PASSES, NOT_AUDITED
-from protocol.host.work_verdict import verdict_of
+from protocol.host.work_verdict import untold_of, verdict_of
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 STRANGER, KEEPER = PeerId("stranger"), PeerId("keeper")
@@ -47,3 +47,13 @@ def test_the_oldest_verdicts_go_when_there_are_too_many(tmp_path: Path, monkeypa
             _put(ledger, STRANGER, 0.2, number)
         kept = verdict_rows.verdict_rows(ledger)
         assert [int.from_bytes(each.commit, "big") for each in kept] == [7, 8, 9, 10, 11]
+
+
+def test_a_peer_that_told_no_steps_is_known_after_a_restart(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number, auditor in enumerate("ab"):
+            commit = CommitId(number.to_bytes(32, "big"))
+            untold = untold_of(UnitName("fragment-0"), commit, STRANGER, Root(bytes(32)))
+            put_verdict(ledger, PeerId(auditor), untold, now_unix_s=number)
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        assert audited_in(ledger, [STRANGER], [STRANGER])[STRANGER].tells_nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +105,33 @@ def test_where_honest_work_cannot_be_told_from_other_work_no_verdict_counts(gap:
     usual = usual_gap(about_keeper, {KEEPER})
     assert usual is None
     assert audited_work(_by_turns("abc", [-1.0] * 20), usual) == NOT_AUDITED
+
+
+def _untold(auditors: str) -> list[KnownVerdict]:
+    return [
+        replace(each, gap=0.0, length_ratio=0.0, is_untold=True) for each in _by_turns(auditors, [0.0] * len(auditors))
+    ]
+
+
+def test_a_peer_that_tells_several_auditors_none_of_its_steps_is_known_for_that_without_a_usual_gap() -> None:
+    found = audited_work(_untold("ab"), None)
+    assert found.tells_nothing
+    assert (found.num_untold, found.num_passes, found.num_fails) == (2, 0, 0)
+    assert not audited_work(_untold("aaaaa"), None).tells_nothing, "one auditor may lie"
+
+
+def test_a_peer_that_tells_its_steps_more_often_than_not_may_be_silent_now_and_then() -> None:
+    told = _by_turns("abc", [GOOD] * 5)
+    for usual in (None, USUAL):
+        assert not audited_work([*told, *_untold("abcab")], usual).tells_nothing
+        assert audited_work([*told, *_untold("abcabc")], usual).tells_nothing
+        assert not audited_work([*_untold("abc" * 10), *told, *told], usual).tells_nothing
+
+
+def test_verdicts_on_steps_that_nobody_told_are_neither_passes_nor_fails_and_move_no_usual_gap() -> None:
+    about_keeper = _verdicts(*[("a", 0.8)] * FEWEST_GAPS, contributor=KEEPER)
+    silent = [replace(each, contributor=KEEPER) for each in _untold("ab" * 20)]
+    assert usual_gap([*about_keeper, *silent], {KEEPER}) == 0.8
+    assert usual_gap([*about_keeper[1:], *silent], {KEEPER}) is None
+    found = audited_work([*_untold("ab"), *_by_turns("abc", [GOOD] * MEMBER_PASSES)], USUAL)
+    assert (found.num_passes, found.num_fails) == (MEMBER_PASSES, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.policy.audited_work_core import AuditedWork
@@ -59,6 +61,7 @@ def test_without_work_nothing_was_kept() -> None:
 
 PASSED = AuditedWork(num_passes=10, auditors=frozenset(map(PeerId, "abc")))
 ASIDE = AuditedWork(num_aside=1, num_fails=0)
+SILENT = AuditedWork(num_untold=2, tells_nothing=True)
 
 
 def test_passed_audits_make_a_member_on_the_first_day_if_reducers_kept_its_work() -> None:
@@ -73,6 +76,13 @@ def test_whoever_auditors_put_aside_is_a_stranger_whatever_its_days_and_a_keeper
     assert standing_after(KEEPER, days, RULES, ASIDE) is KEEPER
 
 
+def test_no_days_and_no_passes_make_a_member_of_a_peer_that_tells_auditors_nothing() -> None:
+    days = _days(*[100] * 10)
+    assert standing_after(STRANGER, days, RULES, SILENT) is STRANGER
+    assert standing_after(MEMBER, days, RULES, replace(PASSED, tells_nothing=True)) is STRANGER
+    assert standing_after(KEEPER, days, RULES, SILENT) is KEEPER
+
+
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
@@ -82,6 +92,7 @@ def test_whoever_auditors_put_aside_is_a_stranger_whatever_its_days_and_a_keeper
         (PeerTrust(STRANGER), "came by the open door"),
         (PeerTrust(STRANGER, AuditedWork(num_passes=3)), "3 of 10 passes by auditors"),
         (PeerTrust(STRANGER, ASIDE), "found other work"),
+        (PeerTrust(STRANGER, SILENT), "it told none"),
     ],
 )
 def test_screens_tell_a_standing_and_why(trust: PeerTrust, words: str) -> None:
@@ -91,4 +102,5 @@ def test_screens_tell_a_standing_and_why(trust: PeerTrust, words: str) -> None:
         "standing_reason": trust.reason,
         "audits_passed": trust.audited.num_passes,
         "audits_failed": trust.audited.num_fails,
+        "audits_untold": trust.audited.num_untold,
     }

@@ -187,3 +187,14 @@ def test_end_of_documents_that_no_file_names_is_told(tmp_path: Path) -> None:
     run_file.write_text(run_file.read_text().replace("[data]", '[data]\ntokenizer = "w.json"'))
     (note,) = [line for line in _dry_run(run_file, "--state-dir", str(tmp_path / "s")) if line.startswith("note: ")]
     assert "which token ends a document; '</s>' does" in note
+
+
+def test_the_host_of_an_open_run_is_told_why_no_work_is_done_again(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path)
+    state = ("--state-dir", str(tmp_path / "state"))
+    assert not any("is done again" in line for line in _dry_run(run_file, *state))
+    (note,) = [line for line in _dry_run(run_file, *state, "--open") if line.startswith("note: ")]
+    assert "fewer than 16 steps a round, and no work is done again" in note
+    run_file.write_text(run_file.read_text() + 'codec = "topk"\n')
+    (note,) = [line for line in _dry_run(run_file, *state, "--open") if line.startswith("note: ")]
+    assert "nobody does strangers' work again, so it counts unseen: contributions are sparse" in note

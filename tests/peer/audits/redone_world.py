@@ -11,6 +11,7 @@ import torch
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs import codec_by_name
 from averaging.models.llama.config import LlamaConfig
+from peer.audits.audit_turns import AuditTurns
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding, Products, compared
 from peer.training.local_training import LocalTrainer, TrainerState, exchange_state, state_of
@@ -96,22 +97,56 @@ def put_state(trainer: LocalTrainer, state: TrainerState) -> None:
     exchange_state(trainer, copy, exchange_piece())
 
 
-def contributed(folder: Path) -> World:
-    """The world of one round, honestly contributed to."""
+def _take(trainer: LocalTrainer, num_steps: int) -> None:
+    for _ in range(num_steps):
+        trainer.step()
+
+
+def _begin(trainer: LocalTrainer, anchor_N: torch.Tensor) -> TrainerState:
+    trainer.load(anchor_N, 0)
+    return state_of(trainer)
+
+
+def _adopted(
+    trainer: LocalTrainer, theta_N: torch.Tensor, anchor_N: torch.Tensor, tokens: int, num_over: int
+) -> TrainerState:
+    """The state of a trainer's next beginning, as the product keeps it: it takes some steps after its snapshot, `theta_N`."""
+    turns = AuditTurns(trainer)
+    turns.keep_next()
+    turns.note_snapshot()
+    _take(trainer, num_over)
+    if num_over:
+        trainer.shift(anchor_N - theta_N, STEPS * INNER.batch_tokens, tokens)
+        turns.note_shift(anchor_N - theta_N, STEPS * INNER.batch_tokens)
+    else:
+        trainer.load(anchor_N, tokens)
+        turns.note_load()
+    return turns._kept[tokens]
+
+
+def contributed(folder: Path, *, num_over: int = 0) -> World:
+    """The world of one round, honestly contributed to. With `num_over`, so many steps of each round are taken before the commit of the
+    one before is adopted.
+    """
     plan = _plan(folder)
     trainers = [LocalTrainer(plan.model_copy(update={"peer": each.peer_id})) for each in SIGNERS]
     anchor_N, tokens = genesis_anchor(model_schema(MODEL), 1), 0
+    begun = [_begin(trainer, anchor_N) for trainer in trainers]
+    num_taken = 0
     for number in range(ROUNDS):
-        begun = []
         for trainer in trainers:
-            trainer.load(anchor_N, tokens)
-            begun.append(state_of(trainer))
-            for _ in range(STEPS):
-                trainer.step()
-        deltas = [sent(anchor_N - trainer.theta()) for trainer in trainers]
-        if number < ROUNDS - 1:
-            anchor_N = anchor_N - 0.7 * torch.stack(deltas).mean(0)
-            tokens += NUM_PEERS * STEPS * INNER.batch_tokens
+            _take(trainer, STEPS - num_taken)
+        thetas = [trainer.theta() for trainer in trainers]
+        deltas = [sent(anchor_N - theta_N) for theta_N in thetas]
+        if number == ROUNDS - 1:
+            break
+        anchor_N = anchor_N - 0.7 * torch.stack(deltas).mean(0)
+        tokens += NUM_PEERS * STEPS * INNER.batch_tokens
+        num_taken = num_over
+        begun = [
+            _adopted(trainer, theta_N, anchor_N, tokens, num_over)
+            for trainer, theta_N in zip(trainers, thetas, strict=True)
+        ]
     return World(trainers, anchor_N, STEPS * (ROUNDS - 1), begun, deltas)
 
 

@@ -14,6 +14,7 @@ from peer.audits.audit_turns import (
     MOST_KEPT,
     NO_MEMORY,
     NOT_KEPT,
+    TOO_LATE,
     TOO_SLOW,
     AuditTurns,
 )
@@ -29,9 +30,11 @@ from peer.training.local_training import (
 )
 from peer.training.worker_channel import RedoOrder
 from protocol.errors import MachineError
-from tests.peer.audits.redone_world import SIGNERS, STEPS, World, put_state, sent
+from tests.peer.audits.redone_world import INNER, SIGNERS, STEPS, World, put_state, sent
 
 AUDITOR, CONTRIBUTOR = 1, 0
+NUM_OWN, TOKENS = 5, 1000
+"""Steps of the auditor in a round, and the run's tokens after it."""
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def _order(
 
 def test_turns_from_a_kept_beginning_make_the_asked_values_of_the_redone_delta(world: World, turns: AuditTurns) -> None:
     assert turns.keep_next().problem == ""
-    turns.note_beginning()
+    turns.note_load()
     taken = [turns.redo(_order(world, turn_steps=6)) for _ in range(3)]
     assert [each.num_left for each in taken] == [STEPS - 6, STEPS - 12, 0]
     delta_N = world.redone(AUDITOR, CONTRIBUTOR)
@@ -72,12 +75,71 @@ def test_turns_from_a_kept_beginning_make_the_asked_values_of_the_redone_delta(w
 def test_nothing_is_kept_unless_it_was_ordered_and_where_own_steps_are_carried_over(
     world: World, turns: AuditTurns
 ) -> None:
-    turns.note_beginning()
+    turns.note_load()
     assert turns.redo(_order(world)).problem == NOT_KEPT
     turns.keep_next()
     world.trainers[AUDITOR].step()
-    turns.note_beginning()
+    turns.note_shift(_nowhere(world), 0)
     assert turns.redo(_order(world)).problem == NOT_KEPT
+
+
+def _nowhere(world: World) -> torch.Tensor:
+    return torch.zeros(len(world.anchor_N))
+
+
+def _shift(world: World, turns: AuditTurns, num_after: int, *, lacks_tokens: int = 0) -> torch.Tensor:
+    """A round of a trainer that trains on for some steps between its snapshot and the commit; returns the anchor after it, (N,)."""
+    trainer = world.trainers[AUDITOR]
+    for _ in range(NUM_OWN):
+        trainer.step()
+    ready, theta_N = trainer.counters.ready[0], trainer.theta()
+    turns.note_snapshot()
+    for _ in range(num_after):
+        trainer.step()
+    anchor_N = world.anchor_N - 0.5 * (world.anchor_N - theta_N)
+    trainer.shift(anchor_N - theta_N, ready - lacks_tokens, TOKENS)
+    turns.note_shift(anchor_N - theta_N, ready - lacks_tokens)
+    return anchor_N
+
+
+@pytest.mark.parametrize("num_after", [0, 1])
+def test_under_overlap_the_state_of_the_snapshot_is_kept_at_the_new_anchor_without_the_steps_since(
+    world: World, turns: AuditTurns, num_after: int
+) -> None:
+    turns.keep_next()
+    anchor_N = _shift(world, turns, num_after)
+    assert world.trainers[AUDITOR].counters.ready[0] == num_after * INNER.batch_tokens
+    kept = turns._kept[TOKENS]
+    assert torch.allclose(torch.cat([value.reshape(-1) for value in kept.values]), anchor_N, atol=1e-6)
+    assert (kept.counters.ready, kept.schedule_tokens) == ((0,), TOKENS)
+    if not num_after:  # as in blocking rounds: the trainer itself stands there
+        now = state_of(world.trainers[AUDITOR])
+        both = zip((*kept.values, *kept.moments), (*now.values, *now.moments), strict=True)
+        assert all(torch.equal(a, b) for a, b in both)
+
+
+def test_a_snapshot_that_was_not_counted_in_full_or_that_a_load_discarded_is_no_beginning(
+    world: World, turns: AuditTurns
+) -> None:
+    turns.keep_next()
+    _shift(world, turns, 1, lacks_tokens=INNER.batch_tokens)
+    assert not turns._kept
+    turns.keep_next()
+    turns.note_snapshot()
+    turns.note_load()
+    kept = dict(turns._kept)
+    assert len(kept) == 1
+    _shift(world, turns, 1)
+    assert all(turns._kept[tokens] is state for tokens, state in kept.items()), "it was asked for once"
+
+
+def test_of_a_round_whose_steps_were_largely_taken_before_its_base_was_adopted_nothing_is_kept(
+    world: World, turns: AuditTurns
+) -> None:
+    turns.keep_next()
+    _shift(world, turns, 2)
+    order = _order(world).model_copy(update={"schedule_tokens": TOKENS})
+    assert turns.redo(order).problem == TOO_LATE
 
 
 def test_only_the_newest_beginnings_are_kept_and_all_are_forgotten_on_order(world: World, turns: AuditTurns) -> None:
@@ -85,7 +147,7 @@ def test_only_the_newest_beginnings_are_kept_and_all_are_forgotten_on_order(worl
     for number in range(MOST_KEPT + 1):
         put_state(trainer, TrainerState(begun.values, begun.moments, begun.counters, begun.plan, number))
         turns.keep_next()
-        turns.note_beginning()
+        turns.note_load()
     order = _order(world)
     kept = [not turns.redo(order.model_copy(update={"schedule_tokens": each})).problem for each in range(MOST_KEPT + 1)]
     assert kept == [False] + [True] * MOST_KEPT
@@ -99,7 +161,7 @@ def test_a_trainer_without_moments_of_its_own_keeps_nothing(world: World, turns:
     kept = [moment.clone() for moment in moments]
     trainer._replica.optimizer.load_moments([])
     turns.keep_next()
-    turns.note_beginning()
+    turns.note_load()
     assert turns.redo(_order(world)).problem == NOT_KEPT
     trainer._replica.optimizer.load_moments(kept)
 
@@ -108,7 +170,7 @@ def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
     world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns.keep_next()
-    turns.note_beginning()
+    turns.note_load()
 
     def none(*_: object) -> TrainerState:
         raise MemoryError
@@ -117,7 +179,7 @@ def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
     assert turns.redo(_order(world)).problem == NO_MEMORY
     monkeypatch.setattr(audit_turns, "state_of", none)
     turns.keep_next()
-    turns.note_beginning()
+    turns.note_load()
     world.trainers[AUDITOR].step()
     assert sent(world.trainers[AUDITOR].theta()).isfinite().all()
 
@@ -136,7 +198,7 @@ def test_a_beginning_is_kept_only_where_all_copies_of_an_audit_have_room(
         assert turns.keep_next().problem == (NO_MEMORY if lacking_bytes else "")
         begun = world.begun[AUDITOR]
         put_state(trainer, TrainerState(begun.values, begun.moments, begun.counters, begun.plan, num_kept))
-        turns.note_beginning()
+        turns.note_load()
     kept = turns.redo(_order(world).model_copy(update={"schedule_tokens": MOST_KEPT - 1}))
     assert kept.problem == (NOT_KEPT if lacking_bytes else "")
 
@@ -144,7 +206,7 @@ def test_a_beginning_is_kept_only_where_all_copies_of_an_audit_have_room(
 def test_a_machine_whose_steps_would_hold_up_a_pause_audits_nothing(world: World, turns: AuditTurns) -> None:
     turns.stepped(LONGEST_STEP_S + 1.0)
     assert turns.keep_next().problem == TOO_SLOW
-    turns.note_beginning()
+    turns.note_load()
     assert turns.redo(_order(world)).problem == NOT_KEPT
     turns.stepped(LONGEST_STEP_S)
     assert turns.keep_next().problem == ""
@@ -163,7 +225,7 @@ def test_memory_that_runs_out_amid_anothers_state_leaves_the_trainer_its_own(
 ) -> None:
     trainer = world.trainers[AUDITOR]
     turns.keep_next()
-    turns.note_beginning()
+    turns.note_load()
     turns.redo(_order(world, turn_steps=6))
     before, step, taken = state_of(trainer), LocalTrainer.step, list[int]()
 
@@ -185,7 +247,7 @@ def test_a_trainer_that_cannot_be_put_back_does_not_train_on(
     world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns.keep_next()
-    turns.note_beginning()
+    turns.note_load()
     states: list[TrainerState] = []
 
     def runs_out_at_the_end(trainer: LocalTrainer, state: TrainerState, piece_P: torch.Tensor) -> TrainerState:

@@ -14,13 +14,13 @@ from tests.e2e.run_file import run_toml
     [
         ({"mode": "blocking"}, ""),
         ({"mode": "blocking", "codec": "int4"}, ""),
-        ({}, "overlap"),
-        ({"mode": "streaming", "fragments": 2}, "overlap"),
+        ({}, ""),
+        ({"mode": "streaming", "fragments": 2}, "fragments"),
         ({"mode": "blocking", "codec": "topk"}, "sparse"),
         ({"mode": "blocking", "error_feedback": 0.5}, "rests"),
     ],
 )
-def test_audits_are_possible_in_blocking_rounds_of_a_dense_codec_and_otherwise_the_reason_is_named(
+def test_audits_are_possible_in_rounds_of_the_whole_model_and_a_dense_codec_and_otherwise_the_reason_is_named(
     changes: Mapping[str, object], words: str
 ) -> None:
     layers = {"num_layers": 2} if "fragments" in changes else {}

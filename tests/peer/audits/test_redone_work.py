@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_gap
+from peer.audits.audit_turns import MOST_LATE
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.work_audit_core import Finding
 from peer.training.local_training import delta_bytes, state_bytes, state_of
@@ -20,7 +22,7 @@ from protocol.errors import LocalProtocolError
 from protocol.host.work_verdict import VERDICT_DOMAIN, decode_verdict, encode_verdict, verdict_of
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from tests.peer.audits.redone_world import NUM_PEERS, SIGNERS, STEPS, World, lies, sent
+from tests.peer.audits.redone_world import NUM_PEERS, SIGNERS, STEPS, World, contributed, lies, sent
 from tests.simulation.signing import HashVerifier
 
 RUN, UNIT = RunId(b"r" * 32), UnitName("fragment-0")
@@ -98,6 +100,14 @@ def _verdict(auditor: int, contributor: int, finding: Finding, number: int) -> K
 def test_assigned_work_passes_with_every_auditor_and_makes_a_member_and_other_work_puts_its_peer_aside(
     world: World,
 ) -> None:
+    _hold_judged(world)
+
+
+def test_under_overlap_the_same_work_passes_and_fails(tmp_path: Path) -> None:
+    _hold_judged(contributed(tmp_path, num_over=int(MOST_LATE * STEPS)))
+
+
+def _hold_judged(world: World) -> None:
     """The last peer is a stranger; the others audit each other and it."""
     stranger, number = NUM_PEERS - 1, 0
     verdicts: list[KnownVerdict] = []

@@ -11,9 +11,7 @@ import pytest
 from peer.audits.work_audit_core import (
     COMPARED_CHUNKS,
     LARGEST_GAP,
-    LEAST_STEPS,
     MOST_COMPARED,
-    MOST_STEPS,
     STRANGERS_WEIGHT,
     Finding,
     Products,
@@ -22,8 +20,10 @@ from peer.audits.work_audit_core import (
     compared,
     compared_chunks,
     drawn_contributor,
-    why_not_told,
+    is_large,
+    why_untold,
 )
+from protocol.host.work_rules import LEAST_STEPS, MOST_STEPS
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PeerId, Root
 from protocol.rounds.messages.lane_parts import LanePart
@@ -114,10 +114,20 @@ def test_tokens_that_are_no_whole_steps_or_too_few_or_too_many_of_them_are_not_d
 
 
 def test_told_steps_are_those_that_the_tokens_claim_and_were_not_told_before() -> None:
-    told = StepsTaken(Root(bytes(32)), 100, 10)
-    assert why_not_told(told, 10, 100) == ""
-    assert "as several replicas do" in why_not_told(told, 20, 0)
-    assert "told those up to 101" in why_not_told(told, 10, 101)
+    told, entry = StepsTaken(Root(bytes(32)), 100, 20), _entry(64 * 20)
+    assert why_untold(entry, told, 100, 64) == ""
+    assert "no steps" in why_untold(entry, None, 0, 64)
+    assert "as several replicas do" in why_untold(_entry(64 * 40), told, 0, 64)
+    assert "told those up to 101" in why_untold(entry, told, 101, 64)
+
+
+def test_a_claim_of_many_tokens_that_are_no_steps_escapes_no_audit() -> None:
+    told = StepsTaken(Root(bytes(32)), 100, 20)
+    for tokens in (64 * 20 + 1, 64 * (MOST_STEPS + 1)):
+        assert is_large(_entry(tokens), 64)
+        assert "no whole number of steps" in why_untold(_entry(tokens), told, 0, 64)
+    assert not is_large(_entry(64 * LEAST_STEPS - 1), 64)
+    assert not is_large(replace(_entry(1280), lanes=(LanePart(1, 1, 1280),)), 64)
 
 
 def test_chunks_are_drawn_from_slices_that_sum_the_contribution_and_not_more_than_a_process_holds() -> None:

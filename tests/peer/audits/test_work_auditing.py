@@ -54,7 +54,7 @@ class _Scene:
 
     Attributes:
         sent_N: what the stranger sent. told: the steps that it tells.
-        ops: the orders to the training process.
+        ops: the orders to the training process. doing: what the audit says that it does.
         turn_s: duration of a turn; 0 for as long as it takes. wait_s: until an own step ends. for_s: duration of the scene.
     """
 
@@ -66,6 +66,7 @@ class _Scene:
     host_errors: list[Exception] = field(default_factory=list)
     ops: list[str] = field(default_factory=list)
     verdicts: list[WorkVerdict] = field(default_factory=list)
+    doing: list[str] = field(default_factory=list)
     allowed: Callable[[], bool] = lambda: True
     first_redo_s: float = 0.0
     turn_s: float = 0.0
@@ -110,10 +111,10 @@ class _Scene:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    async def _fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork | None:
+    async def _fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork:
         assert record.contributor(STRANGER) == entry
         if self.told is None:
-            return None
+            return ShownWork(None, {})
         shown = {chunk: self.sent_N[slice(*self.grid.bounds(chunk))] for chunk in chunks}
         return ShownWork(self.told, shown)
 
@@ -155,6 +156,7 @@ class _Scene:
             self._signed,
             self._send,
             lambda _: None,
+            self.doing.append,
             self.draw,
         )
         auditing, trainer = WorkAuditing(tools, TimeBudget(trio.current_time())), self.world.trainers[AUDITOR]
@@ -164,7 +166,7 @@ class _Scene:
             await trio.testing.wait_all_tasks_blocked()
             if has_beginning:
                 put_state(trainer, self.world.begun[AUDITOR])
-                self.turns.note_beginning()
+                self.turns.note_load()
                 put_state(trainer, before)
             self.commit(self.links[1])
             await trio.testing.wait_all_tasks_blocked()
@@ -200,6 +202,16 @@ async def test_honest_work_of_a_stranger_gets_a_verdict_that_passes(
     assert scene.ops.count("audit_redo") > 1, "its steps are taken in turns"
 
 
+async def test_an_audit_tells_how_far_it_is_and_when_it_has_ended(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = _scene(world)
+    await scene.run()
+    assert scene.doing[0].endswith(f"again: 0 of {2 * STEPS} taken")
+    assert any(f" {STEPS} of {2 * STEPS} taken" in each for each in scene.doing)
+    assert scene.doing[-1] == ""
+
+
 async def test_memory_of_a_kept_beginning_is_freed_once_its_round_is_audited_and_no_other_is_drawn(
     world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -224,13 +236,14 @@ async def test_work_that_a_stranger_did_not_do_gets_a_verdict_that_fails(
 @pytest.mark.parametrize(
     "told", [None, StepsTaken(_root(CONTRIBUTOR), 0, STEPS // 2), StepsTaken(_root(CONTRIBUTOR), 0, 2 * STEPS)]
 )
-async def test_a_contributor_that_tells_no_steps_or_others_than_it_claims_gets_no_verdict(
+async def test_a_contributor_that_tells_no_steps_or_others_than_it_claims_is_told_of_to_the_host(
     told: StepsTaken | None, world: World, autojump_clock: trio.testing.MockClock
 ) -> None:
     scene = _scene(world)
     scene.told = told
     await scene.run()
-    assert scene.verdicts == []
+    (verdict,) = scene.verdicts
+    assert (verdict.contributor, verdict.root, verdict.is_untold) == (STRANGER, _root(CONTRIBUTOR), True)
     assert "audit_redo" not in scene.ops
 
 

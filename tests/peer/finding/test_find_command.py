@@ -58,6 +58,13 @@ def test_something_else_than_an_address_is_refused_before_anything_is_asked() ->
     assert "addresses of a directory" in str(result.exception)
 
 
+@pytest.mark.parametrize("line", ["potluck1:AAAA", CARD.line])
+def test_an_invite_is_no_address_and_its_reader_is_told_what_takes_it(line: str) -> None:
+    result = CliRunner().invoke(_cli(), ["find", line])
+    assert result.exit_code != 0
+    assert "potluck join LINE" in str(result.exception)
+
+
 def test_cards_of_a_directory_are_shown_like_those_of_a_list_and_those_left_out_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

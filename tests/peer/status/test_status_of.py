@@ -28,13 +28,14 @@ from peer.status.status_of import Sources, known_peers, latest_rounds, status_of
 from peer.status.status_text import status_lines
 from peer.status.traffic import RoundTraffic
 from protocol.frozen import replace
+from protocol.host.work_verdict import untold_of, verdict_of
 from protocol.identity.chosen_name import ChosenName
 from protocol.identity.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity.identity import Identity
 from protocol.identity.names import peer_name
 from protocol.identity.standing import PeerStanding
 from protocol.identity.verifier import Ed25519Verifier
-from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.lineage.chain_link import ChainLink
 from protocol.rounds.lineage.lineage import SpineView, tree_of
 from protocol.rounds.messages.record import Disagreement
@@ -174,11 +175,17 @@ async def test_verdicts_on_others_work_that_the_host_took_are_told_with_the_newe
     board = StatusBoard(PeerId("peer"), VirtualClock(), 5.0)
     sources = Sources(board)
     assert (status_of(sources).audits, status_of(sources).last_audit) == (0, "")
-    board.rounds.given.audited(PeerId("alice"), 70_000, 1_030)
-    board.rounds.given.audited(PeerId("bob"), -2_000, 410)
+    work = (UnitName("fragment-0"), CommitId(bytes(32)), PeerId("bob"), Root(bytes(32)))
+    board.rounds.given.audited(verdict_of(*work, gap=0.9, length_ratio=0.97))
     status = status_of(sources)
-    assert status.audits == 2
-    assert status.last_audit == f"{peer_name(PeerId('bob'))}: a gap of -0.00 and 41% of the length"
+    assert status.last_audit.startswith(f"{peer_name(PeerId('bob'))}: its work fits its own text by 90%")
+    assert "50% of what is usual" in status.last_audit
+    assert "97% of the length (it asks for 55%)" in status.last_audit
+    board.rounds.given.audited(untold_of(*work))
+    board.rounds.given.audit_now = "doing 32 steps again"
+    status = status_of(sources)
+    assert (status.audits, status.audit_now) == (2, "doing 32 steps again")
+    assert "told no steps" in status.last_audit
 
 
 async def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:

@@ -251,8 +251,11 @@ def test_a_finished_peer_says_that_the_host_lacks_the_last_rounds() -> None:
 
 
 def test_audits_of_others_work_have_a_line_once_there_are_some() -> None:
-    done = STATUS.model_copy(update={"audits": 3, "last_audit": "tidy-bean: a gap of 0.07 and 98% of the length"})
-    assert "audits: 3 of others' work; the last one of tidy-bean: a gap of 0.07 and 98% of the length" in status_lines(
-        done
-    )
-    assert not any(line.startswith("audits") for line in status_lines(STATUS))
+    done = STATUS.model_copy(update={"audits": 3, "last_audit": "tidy-bean: it told no steps"})
+    assert "audits: 3 of others' work; the last one of tidy-bean: it told no steps" in status_lines(done)
+    assert not any(line.startswith("audit") for line in status_lines(STATUS))
+
+
+def test_an_audit_under_way_has_a_line_of_its_own() -> None:
+    now = "doing 32 steps of tidy-bean again: 5 of 64 taken"
+    assert f"audit now: {now}" in status_lines(STATUS.model_copy(update={"audit_now": now}))

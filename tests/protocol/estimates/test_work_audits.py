@@ -13,7 +13,8 @@ from peer.forecast.crew_core import parse_crew
 from peer.forecast.forecast_core import Conditions, forecast
 from peer.forecast.forecast_words import forecast_estimates, forecast_json
 from protocol.estimates.dry_run import Estimate
-from protocol.estimates.work_audits import audit_bytes, audit_estimates, why_no_audit
+from protocol.estimates.work_audits import audit_bytes, audit_estimates
+from protocol.host.work_rules import why_no_audits
 from protocol.memory_costs import AUDIT_BYTES
 from protocol.run.manifest import RunConfig, parse_run_config
 from protocol.tables import in_bytes
@@ -33,8 +34,8 @@ def _run(is_open: bool = True, **changes: object) -> RunConfig:
     ("changes", "words"),
     [
         ({}, ""),
-        ({"mode": "overlap"}, "overlap"),
-        ({"mode": "streaming", "fragments": 2}, "overlap"),
+        ({"mode": "overlap"}, ""),
+        ({"mode": "streaming", "fragments": 2}, "fragments"),
         ({"codec": "topk"}, "sparse"),
         ({"error_feedback": 0.5}, "rests"),
     ],
@@ -43,17 +44,17 @@ def test_in_modes_whose_work_begins_at_no_common_state_nobody_audits_and_the_rea
     changes: Mapping[str, object], words: str
 ) -> None:
     run = _run(**changes)
-    assert words in why_no_audit(run)
-    assert bool(why_no_audit(run)) == bool(words)
+    assert words in why_no_audits(run)
+    assert bool(why_no_audits(run)) == bool(words)
     assert bool(audit_bytes(run)) == bool(audit_estimates(run)) == (not words)
 
 
 def test_in_a_run_of_experts_nobody_audits() -> None:
-    assert "peers hold expert" in why_no_audit(parse_run_config(expert_toml()))
+    assert "peers hold expert" in why_no_audits(parse_run_config(expert_toml()))
 
 
 def test_a_run_by_invitation_has_no_audits_and_takes_no_memory_for_them() -> None:
-    assert why_no_audit(_run()) == why_no_audit(_run(is_open=False)) == ""
+    assert why_no_audits(_run()) == why_no_audits(_run(is_open=False)) == ""
     assert audit_bytes(_run()) == AUDIT_BYTES * _run().num_elements
     assert audit_bytes(_run(is_open=False)) == 0
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.host.work_verdict import MOST_LENGTH_PERMILLE, decode_verdict, encode_verdict, verdict_of
+from protocol.host.work_verdict import MOST_LENGTH_PERMILLE, decode_verdict, encode_verdict, untold_of, verdict_of
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
 VERDICT = verdict_of(
@@ -27,6 +27,14 @@ def test_a_contribution_of_any_length_has_a_verdict() -> None:
     longest = verdict_of(VERDICT.unit, VERDICT.commit, VERDICT.contributor, VERDICT.root, gap=2.0, length_ratio=1e30)
     assert longest.length_permille == MOST_LENGTH_PERMILLE
     assert decode_verdict(encode_verdict(longest)) == longest
+
+
+def test_a_verdict_on_steps_that_nobody_told_comes_back_and_has_no_numbers() -> None:
+    untold = untold_of(VERDICT.unit, VERDICT.commit, VERDICT.contributor, VERDICT.root)
+    assert decode_verdict(encode_verdict(untold)) == untold
+    for changes in ({"gap_ppm": 1}, {"length_permille": 1}):
+        with pytest.raises(RemoteProtocolError, match="nobody told"):
+            replace(untold, **changes)
 
 
 @pytest.mark.parametrize(

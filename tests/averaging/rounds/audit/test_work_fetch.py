@@ -35,7 +35,7 @@ def _record(world: Summed) -> CommitRecord:
     return replace(RECORD, unit=world.what.unit, parent=world.what.base, slices=(part,), contributors=counted)
 
 
-async def _fetched(steps: Sequence[bytes], chunks: Mapping[PeerId, Sequence[bytes]], world: Summed) -> ShownWork | None:
+async def _fetched(steps: Sequence[bytes], chunks: Mapping[PeerId, Sequence[bytes]], world: Summed) -> ShownWork:
     """The work of one contributor, which answers with these steps; these peers answer with these chunks."""
     record = _record(world)
     entry = record.contributors[PLACE]
@@ -82,19 +82,20 @@ async def test_the_steps_come_from_the_contributor_and_its_chunks_from_whoever_s
     (shown,) = world.offers.shown(CHUNK, {world.what.inputs[PLACE].root})
     begin, stop = GRID.bounds(CHUNK)
     for found in (by_reducer, by_itself):
-        assert found is not None
         assert found.steps == _told(world)
         assert torch.equal(found.chunks[CHUNK], codec_by_name("int8").decode(shown.data, stop - begin))
 
 
-async def test_without_steps_of_that_contribution_or_without_any_chunk_there_is_nothing_to_do_again(
+async def test_without_steps_of_that_contribution_or_without_any_chunk_that_part_is_missing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     world = summed()
     shown = {REDUCER.peer_id: _shown(world)}
     other = encode_body(replace(_told(world), root=Root(b"x" * 32)))
     for steps in ([], [other], [b"nonsense"], [encode_body(_told(world))[:-3]]):
-        assert await _fetched(steps, shown, world) is None
+        found = await _fetched(steps, shown, world)
+        assert (found.steps, found.chunks) == (None, {})
     told = [encode_body(_told(world))]
-    assert await _fetched(told, {REDUCER.peer_id: []}, world) is None
-    assert await _fetched(told, {SIX[1].peer_id: _shown(world)}, world) is None, "nobody asks it"
+    for chunks in ({REDUCER.peer_id: []}, {SIX[1].peer_id: _shown(world)}):  # nobody asks the second
+        found = await _fetched(told, chunks, world)
+        assert (found.steps, found.chunks) == (_told(world), {})
