@@ -37,7 +37,7 @@ def send_rows(trainer: StageTrainer, out: torch.Tensor, *, is_first: bool) -> in
     pairs += [pair for pair in zip(moments, moment_rooms, strict=True) if is_first or pair[0].dim()]
     if is_first:
         out[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
-    num_bytes = sum(own.numel() * own.element_size() for own, _ in pairs)
+    num_bytes = sum(own.numel() * own.element_size() for own, _ in pairs if own.device.type != "cpu")
     trainer.bridge.send(pairs, at_once=not has_room_beside_step(trainer.replica.device, num_bytes))
     return layout.num_bytes
 

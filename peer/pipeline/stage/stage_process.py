@@ -256,6 +256,13 @@ class StageProcess:
             log.warning("stage_process_unreadable", reason=error.one_line())
         else:
             self._note_end(ended)
+        finally:
+            self._give_up_orders()  # also those that were sent to a process that nobody listened to any more
+
+    def _give_up_orders(self) -> None:
+        """Nobody answers the open orders."""
+        for pending in self._pending.values():
+            pending.answered.set()
 
     async def _listen(self, rank: int, incoming: MessageReader) -> Said:
         if rank:
@@ -275,8 +282,7 @@ class StageProcess:
                 self._answered(reply, left)
             return None
         finally:
-            for pending in self._pending.values():
-                pending.answered.set()
+            self._give_up_orders()
 
     async def _listen_beside(self, rank: int, incoming: MessageReader) -> Said:
         """Note the words of a card beside the first one, until its end."""

@@ -40,19 +40,22 @@ class Bridge:
 
     def send(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], *, at_once: bool = False) -> None:
         """Write parameters into parts of the shared memory, each of the same shape: all as they are now. `wait_sent` returns when
-        it is done. On a card without memory for a copy, or with `at_once`, they are written before this returns.
+        it is done. On a card without memory for a copy, or with `at_once`, they are written before this returns, and so are values
+        that lie in the machine's memory already.
         """
         is_beside = self._is_beside and not at_once
+        beside = [pair for pair in parts if is_beside and pair[0].device.type == self._device.type]
+        now = [pair for pair in parts if not is_beside or pair[0].device.type != self._device.type]
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
-            copies = [(room, parameter.detach().clone()) for parameter, room in parts] if is_beside else None
+            copies = [(room, parameter.detach().clone()) for parameter, room in beside]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            copies = None
-        if copies is None:
-            for parameter, room in parts:
-                room.copy_(parameter.detach())
-        else:
+            now = list(parts)
+        for parameter, room in now:
+            room.copy_(parameter.detach())
+        if copies:
             self._leaving = self._pool().submit(self._write, copies, self._reached())
 
     def wait_sent(self, timeout_s: float | None = None) -> None:

@@ -20,7 +20,7 @@ from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.card_report import CardReport
 from peer.training.plan.layout import Mesh, World
 from peer.training.replica.replica import Replica
-from peer.training.training_process import Ended
+from peer.training.training_process import Ended, TrainingProcess
 from peer.training.worker_channel import Failed, OutOfMemory, frame
 from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError
 from protocol.pipeline.schedule import Pass
@@ -174,6 +174,25 @@ async def test_one_that_neither_answers_nor_dies_is_killed_and_brought_back(
             await work.run_pass(0, START, Pass(0, False))
         monkeypatch.setattr(stage_process, "ANSWER_WITHIN_S", WITHIN_S)
         await _ready(process, restarts=1)
+
+
+async def test_an_order_that_is_sent_to_a_process_to_which_nobody_listens_any_more_fails_at_its_end(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def live(process: TrainingProcess, *_: object) -> Ended:
+        ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
+        async with ours, theirs:
+            process.stream = ours
+            await theirs.receive_some()
+            process.stream = None
+        return Ended(0, None)
+
+    monkeypatch.setattr(TrainingProcess, "live_together", live)
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(StageProcessDied):
+            await process.ask("written")
+    assert trio.current_time() < 1.0
 
 
 async def test_no_first_process_is_the_machines_fault_and_a_later_one_is_tried_again(

@@ -22,6 +22,7 @@ from tests.peer.pretended_card import PretendedCard
 from tests.peer.stage_world import ANCHOR_N as STAGED_ANCHOR_N
 from tests.peer.stage_world import STAGES, micro_batch, part_of, stage_model, tokens
 from tests.peer.training_world import training_plan
+from tests.peer.whole_snapshot import snapshot_of
 
 MODEL = LlamaConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=64, context_tokens=16)
 SCHEMA = model_schema(MODEL)
@@ -167,7 +168,7 @@ def test_a_stage_does_so_too() -> None:
             trainer.passes.forward(batch, trainer.placed(arrived), targets_BT=tokens(step)[:, 1:])
             trainer.passes.backward(batch)
             trainer.take_step(trainer.gradient_square(), 0.01)
-        found.append(trainer.snapshot())
+        found.append(snapshot_of(trainer))
     beside, away = found
     assert STAGES.is_last(2)
     assert torch.equal(away.theta_N, beside.theta_N)

@@ -40,6 +40,26 @@ def test_a_card_without_memory_for_a_copy_writes_at_once() -> None:
     assert torch.equal(room, torch.ones(3)), "nobody waits for it"
 
 
+def test_values_in_the_machines_memory_are_written_at_once_and_no_second_copy_is_made_of_them() -> None:
+    before, room = set(threading.enumerate()), torch.zeros(3)
+    bridge = Bridge(torch.device("meta"), is_beside=True)  # another device than theirs, as a card is
+    bridge.send([(torch.ones(3), room)])
+    assert torch.equal(room, torch.ones(3))
+    assert set(threading.enumerate()) <= before, "threads of other tests may end meanwhile"
+
+
+def test_whoever_asks_is_told_once_a_snapshot_is_written_and_why_it_is_not() -> None:
+    told: list[BaseException | None] = []
+    bridge = Bridge(CPU, is_beside=True)
+    bridge.when_sent(told.append)
+    assert told == [None], "nothing is under way"
+    bridge.send([(torch.ones(2), torch.zeros(3))])
+    with pytest.raises(RuntimeError):
+        bridge.wait_sent(ENDS_WITHIN_S)
+    bridge.when_sent(told.append)
+    assert isinstance(told[1], RuntimeError)
+
+
 def test_a_copy_that_fails_is_told_to_who_waits_for_it() -> None:
     bridge = Bridge(CPU, is_beside=True)
     bridge.send([(torch.ones(3), torch.zeros(3, dtype=torch.float32).expand(3)), (torch.ones(2), torch.zeros(3))])
