@@ -10,7 +10,7 @@ from typing import Final
 PEER_BASE_BYTES: Final = 3 << 28
 """A daemon and its training process with torch, p2pd, and the activations of a small model."""
 
-DAEMON_BYTES: Final = 11
+DAEMON_BYTES: Final = 10
 """Private memory of a daemon at the peak of a round, a value: the anchor (4), its contribution, those of others and the results (3
 where a value takes a byte), a contribution of an earlier round, and pieces between two uses. Row "daemon, peak of a round:
 anonymous".

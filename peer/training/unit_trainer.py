@@ -57,7 +57,7 @@ class UnitTrainer:
         return await self._worker.evaluate(read)
 
     def shift_room(self) -> torch.Tensor | None:
-        """Where the unit's next shift may be made, (N,) float32; None where it takes memory of its own."""
+        """The place for the unit's next shift, (N,) float32; None where it takes memory of its own."""
         return self._worker.shift_room(self._place) if isinstance(self._worker, LendsRoom) else None
 
     def progress(self) -> TrainerProgress:

@@ -268,6 +268,8 @@ def write_row(result: Result, settings: Mapping[str, object]) -> Row:
 def _tells_writes(result: Result) -> bool:
     """Whether the watched commits have as many states among them as the average."""
     config, commits = result.run.config, result.run.commits
+    if commits < COMMITS_A_GENERATION:
+        return False
     for num_values in unit_values(config):
         result_bytes = update_bytes(config.result_codec, num_values, config.chunk_elements)
         kept = num_kept_updates(num_values, result_bytes)

@@ -1,4 +1,4 @@
-"""What was seen of runs, in files of JSON, so that a long measurement goes on where it was interrupted."""
+"""Looks at runs, in files of JSON, so that a long measurement goes on where it was interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.benchmarks.memory_runs import Run, Seen
 
 
 def seen_once(folder: Path, run: Run, look: Callable[[], Seen]) -> Seen:
-    """What the folder has of this run, with all its settings; otherwise look at the run, and keep what was seen."""
+    """The folder's record of this run, with all its settings. Without one, look at the run and make it."""
     settings = json.dumps([run.name, run.config.model_dump(mode="json"), run.commits, run.first_commits, run.has_all])
     path = folder / f"{hashlib.sha256(settings.encode()).hexdigest()[:16]}.json"
     if path.exists():

@@ -56,7 +56,7 @@ def test_the_host_is_told_what_its_run_takes(text: str, data: Data, reported: st
 def test_what_each_peer_needs_is_told_too() -> None:
     lines = estimate_lines(each_peer_estimates(parse_run_config(DEFAULT)))
     assert lines[:4] == [
-        "  memory     about 831.5 MB",
+        "  memory     about 830.8 MB",
         "  disk       at most 114.2 MB and a log of the rounds, and its data",
         "             writes about 1.2 MB a round, 1.7 GB a day at a round every 60 s",
         "  a round    up 1.5 MB, down 1.5 MB, with 64 peers (int8)",

@@ -17,7 +17,7 @@ OFFER = OfferedResources(cache_bytes=2_000_000_000, no_listen=False, daily_quota
 def test_what_a_run_takes_is_told_with_units() -> None:
     assert estimate_lines(peer_estimates(RUN, 20_000_000, OFFER))[:6] == [
         "  model         771,328 parameters",
-        "  memory        about 831.5 MB",
+        "  memory        about 830.8 MB",
         "  disk          at most 114.2 MB and a log of the rounds, and 20.0 MB of data",
         "                writes about 1.2 MB a round, 1.7 GB a day at a round every 60 s",
         "  at the start  fetches a state of 6.2 MB, then data as it is needed",
