@@ -19,9 +19,7 @@ import torch
 
 from averaging.system.machine_limits import read_memory
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
-from peer.machine.device import is_out_of_memory
-from peer.training.local_training import (
-    LocalTrainer,
+from peer.audits.trainer_state import (
     TrainerState,
     delta_bytes,
     moved,
@@ -29,6 +27,8 @@ from peer.training.local_training import (
     state_of,
     why_no_state,
 )
+from peer.machine.device import is_out_of_memory
+from peer.training.local_training import LocalTrainer
 from peer.training.worker_channel import Redone, RedoOrder
 
 MOST_KEPT: Final = 2

@@ -15,8 +15,9 @@ from typing import Final
 
 import torch
 
+from peer.audits.trainer_state import TrainerState, exchange_state
 from peer.machine.device import is_out_of_memory
-from peer.training.local_training import Counters, LocalTrainer, TrainerState, exchange_state
+from peer.training.local_training import Counters, LocalTrainer
 from peer.training.replica.exchange_values import exchange_piece
 from protocol.errors import LocalProtocolError, MachineError
 

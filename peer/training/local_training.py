@@ -17,7 +17,7 @@ import torch
 from averaging.data.assignment import SourceSpan, step_windows
 from averaging.data.token_reader import TokenReader
 from averaging.models.llama.config import require_llama
-from peer.machine.device import choose_device, give_back_memory, limit_memory, wait_for
+from peer.machine.device import choose_device, give_back_memory, limit_memory
 from peer.models.adapted_decoder import adapted_decoder, base_of
 from peer.models.decoder import Decoder
 from peer.models.mixture import MixtureDecoder
@@ -33,7 +33,6 @@ from peer.training.ranks.text_share import share_of
 from peer.training.replica.away_replica import replica_on
 from peer.training.replica.bridge import Bridge
 from peer.training.replica.compiler import Compiler
-from peer.training.replica.exchange_values import exchange_values
 from peer.training.replica.expert_turns import expert_of_step
 from peer.training.replica.moments import KeptMoments
 from peer.training.replica.replica import Replica
@@ -133,6 +132,11 @@ class LocalTrainer:
 
     Args:
         group: the processes that share the replica, as `meet` gives it; None for this one alone. All of them make the same calls.
+
+    Attributes:
+        replica: the model with its optimizer. Only this trainer changes it, or an audit between two of its steps.
+        parameters: of the replica, in the order of the schema.
+        schedule_tokens: tokens of the run at the anchor, by which the learning rate goes.
     """
 
     def __init__(self, plan: TrainingPlan, group: RankGroup | None = None) -> None:
@@ -141,34 +145,32 @@ class LocalTrainer:
         self.plan, self.group = plan, group or alone()
         self.units = plan.units
         self.schema = self.units.whole
-        self._device = choose_device(plan.device)
+        self.device = choose_device(plan.device)
         if plan.max_gpu_memory_bytes:
-            limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is allocated there
+            limit_memory(self.device, plan.max_gpu_memory_bytes)  # before anything is allocated there
         self.card, self._compiler = (
-            card_at_work(plan, self._device),
-            Compiler(plan.compile_folder, process=f"{self._device}-{self.group.rank}"),
+            card_at_work(plan, self.device),
+            Compiler(plan.compile_folder, process=f"{self.device}-{self.group.rank}"),
         )
-        self.card.plan, note = self._compiler.prepared(self.card.plan, plan.model, self._device)
+        self.card.plan, note = self._compiler.prepared(self.card.plan, plan.model, self.device)
         self.compile_note = note or self.card.why_eager
         self.card.plan = agreed_plan(self.card.plan, self.group)
         self._share = share_of(self.group.mesh, self.group.rank)
-        self._replica = _replica_of(plan, self.card.plan, self._device, self.group)
-        self._model = cast("Decoder | MixtureDecoder", self._replica.model)
-        self._parameters = self._replica.parameters
+        self.replica = _replica_of(plan, self.card.plan, self.device, self.group)
+        self._model = cast("Decoder | MixtureDecoder", self.replica.model)
+        self.parameters = self.replica.parameters
         self._window = plan.model.context_tokens + 1
-        self.bridge = Bridge(self._parameters[0].device)
-        self._batches, self._run_ahead = Batches(self._device, self._window), RunAhead()
+        self.bridge = Bridge(self.parameters[0].device)
+        self._batches, self._run_ahead = Batches(self.device, self._window), RunAhead()
         self._train = _readers(plan, plan.train_shards, plan.expert_shards, plan.train_spans)
         self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards, plan.heldout_spans)
         self._prose = plan.reader(plan.prose_shards)
-        self._evaluation = Evaluation(
-            self._replica, self._loss, self._batches.at, self._window, self._share, self.group
-        )
-        self._scorer = Scorer(self._replica, self._evaluation, self._share, plan.model.context_tokens)
+        self._evaluation = Evaluation(self.replica, self._loss, self._batches.at, self._window, self._share, self.group)
+        self._scorer = Scorer(self.replica, self._evaluation, self._share, plan.model.context_tokens)
         kept = plan.moments_file if plan.trains else None  # a holder would load moments that it never uses
         kept = None if kept is None else moments_path(kept, self.group)
-        self.moments = KeptMoments(kept, self._replica, plan.inner, plan.moments_within_tokens)
-        self._schedule_tokens = 0
+        self.moments = KeptMoments(kept, self.replica, plan.inner, plan.moments_within_tokens)
+        self.schedule_tokens = 0
         self.micro_batch = fitting_size(self._own_sequences, plan.micro_batch) if plan.micro_batch else 0
         no_tokens = (0,) * max(1, len(plan.train_spans))
         self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas), source_tokens=no_tokens)
@@ -186,7 +188,7 @@ class LocalTrainer:
         """Measure how many sequences to compute at a time."""
         expert, form = expert_of_step(self.plan.experts, 0), self.plan.form
         search = MicroBatchSearch(
-            self._replica,
+            self.replica,
             lambda tokens_BT: self._loss(unread_batch(tokens_BT, form), expert),
             sequences=self._own_sequences,
             window=self._window,
@@ -205,20 +207,20 @@ class LocalTrainer:
     @property
     def moments_bytes(self) -> int:
         """Bytes of the optimizer's moments once they exist."""
-        return self._replica.optimizer.moments_bytes
+        return self.replica.optimizer.moments_bytes
 
     def compile_layers(self) -> None:
         """Compile the layers for the micro-batch, if the plan says so. `compile_note` says why they run eagerly otherwise."""
-        tokens_BT = torch.zeros((self.micro_batch, self._window), dtype=torch.long, device=self._device)
+        tokens_BT = torch.zeros((self.micro_batch, self._window), dtype=torch.long, device=self.device)
         passes = (
             partial(self._loss, unread_batch(tokens_BT, self.plan.form), expert)
             for expert in self.plan.experts or (None,)
         )
-        self.compile_note = self._replica.compile(passes, self._compiler) or self.compile_note
+        self.compile_note = self.replica.compile(passes, self._compiler) or self.compile_note
 
     def give_back_memory(self) -> None:
         """Free cached memory of the card for other programs, if no steps come now."""
-        give_back_memory(self._device)
+        give_back_memory(self.device)
 
     def step(self, goes_on: Callable[[], bool] = lambda: True) -> Counters:
         """One local step: `batch_tokens` tokens, gradient clipped. `goes_on` is called between micro-batches; if it returns False,
@@ -227,7 +229,7 @@ class LocalTrainer:
         A step with a non-finite gradient only advances the data position, and its tokens do not count. If it were applied, no later
         shift could repair the parameters.
         """
-        plan, counters, replica, window = self.plan, self.counters, self._replica, self._window
+        plan, counters, replica, window = self.plan, self.counters, self.replica, self._window
         expert = expert_of_step(plan.experts, counters.step, plan.stride)
         reader = self._train[expert]
         windows = step_windows(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.spans, window)
@@ -259,7 +261,7 @@ class LocalTrainer:
             skipped = counters.skipped_steps + (not replica.scale.is_searching)
             self.counters = replace(counters, step=counters.step + plan.stride, loss_nats=total, skipped_steps=skipped)
             return self.counters
-        rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
+        rate = learning_rate_at(plan.inner, plan.total_tokens, self.schedule_tokens + counters.tokens_ready)
         replica.step(rate)
         num_tokens, trained = plan.inner.batch_tokens, plan.places_of(expert)
         self.counters = Counters(
@@ -275,10 +277,10 @@ class LocalTrainer:
     def _loss(self, batch: TextBatch, expert: int | None = None, num_counted: int = 0) -> torch.Tensor:
         """The mean loss of a micro-batch, or its part of that of a step in which `num_counted` tokens count."""
         model, marks = self._model, batch.marks_within(num_counted)
-        inputs_BT, targets_BT = self._replica.cut(batch.tokens_BT)
+        inputs_BT, targets_BT = self.replica.cut(batch.tokens_BT)
         if batch.targets_BT is not None:
-            targets_BT = self._replica.share_of(batch.targets_BT)
-        with self._replica.computing():
+            targets_BT = self.replica.share_of(batch.targets_BT)
+        with self.replica.computing():
             if isinstance(model, MixtureDecoder):
                 return model.loss(inputs_BT, targets_BT, expert, marks)
             return model.loss(inputs_BT, targets_BT, marks)
@@ -311,15 +313,15 @@ class LocalTrainer:
 
     def send_theta(self, room_N: torch.Tensor, place: int = 0) -> None:
         """The same beside training, where that is faster: `bridge.wait_sent` returns when it is written."""
-        rooms = self._replica.parts(room_N, self.units.schemas[place])
+        rooms = self.replica.parts(room_N, self.units.schemas[place])
         self.bridge.send(list(zip(self._in_unit(place), rooms, strict=True)))
 
     def bring(self, place: int, values_N: torch.Tensor) -> None:
         """Begin to bring the (N,) values of a load or shift that comes at the end of the step."""
-        self.bridge.bring(self._replica.parts(values_N, self.units.schemas[place]))
+        self.bridge.bring(self.replica.parts(values_N, self.units.schemas[place]))
 
     def _brought(self, place: int, values_N: torch.Tensor) -> list[torch.Tensor]:
-        return self.bridge.brought(self._replica.parts(values_N, self.units.schemas[place]))
+        return self.bridge.brought(self.replica.parts(values_N, self.units.schemas[place]))
 
     def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int, place: int = 0) -> None:
         """Theta <- theta + shift in one unit; its ready tokens -= credited."""
@@ -331,35 +333,35 @@ class LocalTrainer:
 
     def take_up_moments(self) -> None:
         """Continue from the moments of the last process, at the start after `load`."""
-        self.moments.take_up(self._schedule_tokens, self.group.is_same)
+        self.moments.take_up(self.schedule_tokens, self.group.is_same)
 
     def finish(self) -> None:
         """Save what the next process continues from."""
-        self.moments.finish(self._schedule_tokens)
+        self.moments.finish(self.schedule_tokens)
 
     def _note_commit(self, place: int) -> None:
         if place == 0:  # the units of a run are committed about equally often
-            self.moments.note_commit(self._schedule_tokens)
+            self.moments.note_commit(self.schedule_tokens)
 
     def keep(self, place: int, parts: Sequence[tuple[int, int, float]]) -> None:
         """Theta <- share theta in the values [begin, stop) of each of these parts of a unit."""
         schema = self.units.schemas[place]
         with torch.no_grad():
             for begin, stop, share in parts:
-                self._replica.shrink(begin, stop, share, schema, self._in_unit(place))
+                self.replica.shrink(begin, stop, share, schema, self._in_unit(place))
 
     def steps_ready(self, place: int = 0) -> int:
         """Local steps behind a unit's ready tokens."""
         return self.counters.ready[place] // self.plan.inner.batch_tokens
 
     def _count(self, place: int, ready: int, schedule_tokens: int) -> None:
-        self._schedule_tokens = schedule_tokens
+        self.schedule_tokens = schedule_tokens
         before = self.counters.ready
         self.counters = replace(self.counters, ready=(*before[:place], ready, *before[place + 1 :]))
 
     def _in_unit(self, place: int) -> list[torch.nn.Parameter]:
         first = sum(len(schema.tensors) for schema in self.units.schemas[:place])
-        return self._parameters[first : first + len(self.units.schemas[place].tensors)]
+        return self.parameters[first : first + len(self.units.schemas[place].tensors)]
 
     def evaluate(self, anchors: torch.Tensor | Sequence[torch.Tensor], expert: int | None = None) -> float:
         """Held-out loss of other parameters in nats per byte on the fixed windows; theta does not change. With `expert`: the loss
@@ -373,7 +375,7 @@ class LocalTrainer:
         experts = (own or (None,)) if expert is None else (expert,)
         losses = [
             self._evaluation.nats(
-                self._heldout[each], values_of(self._replica, anchors, self.units.schemas), each, self.micro_batch
+                self._heldout[each], values_of(self.replica, anchors, self.units.schemas), each, self.micro_batch
             )
             / _heldout_bytes_per_token(self.plan, each)
             for each in experts
@@ -389,7 +391,7 @@ class LocalTrainer:
         Args:
             anchors: as of `evaluate`.
         """
-        values = values_of(self._replica, anchors, self.units.schemas)
+        values = values_of(self.replica, anchors, self.units.schemas)
         return self._scorer.scored(values, order, self.micro_batch if most is None else most)
 
     def evaluate_prose(self, anchors: torch.Tensor | Sequence[torch.Tensor]) -> float:
@@ -400,99 +402,9 @@ class LocalTrainer:
         """
         expert = expert_of_step(self.plan.experts, 0)
         nats = self._evaluation.nats(
-            self._prose, values_of(self._replica, anchors, self.units.schemas), expert, self.micro_batch
+            self._prose, values_of(self.replica, anchors, self.units.schemas), expert, self.micro_batch
         )
         return nats / self.plan.prose_bytes_per_token
-
-
-@dataclass(frozen=True, eq=False)
-class TrainerState:
-    """All that local steps change, apart from the trainer that takes them.
-
-    Attributes:
-        values: of each parameter, copies.
-        moments: of the optimizer, copies in its own order; none before the first step.
-        plan: says whose windows the steps take.
-        schedule_tokens: tokens of the run at the anchor, by which the learning rate goes.
-    """
-
-    values: Sequence[torch.Tensor]
-    moments: Sequence[torch.Tensor]
-    counters: Counters
-    plan: TrainingPlan
-    schedule_tokens: int
-
-
-def why_no_state(trainer: LocalTrainer) -> str:
-    """Why the replica has no such state of its own; empty where it has one."""
-    if trainer.group.size > 1:
-        return "a replica of several ranks"
-    if trainer.plan.mixture is not None:
-        return "a replica of experts"
-    if trainer._replica.plan.moments == "int8":  # the codes of a block change each time that they are read and written
-        return "moments in 8 bits"
-    return "products in fp16" if trainer._replica.plan.precision == "fp16" else ""
-
-
-def state_bytes(trainer: LocalTrainer) -> int:
-    """Bytes that `state_of` takes in the machine's memory."""
-    return sum(values.nbytes for values in (*trainer._parameters, *trainer._replica.optimizer.moments()))
-
-
-def delta_bytes(trainer: LocalTrainer) -> int:
-    """Bytes of a contribution in float32."""
-    return 4 * sum(parameter.numel() for parameter in trainer._parameters)
-
-
-def state_of(trainer: LocalTrainer) -> TrainerState:
-    """A copy of the trainer's state between two steps, in the machine's memory.
-
-    Raises:
-        LocalProtocolError: the replica has no such state of its own (`why_no_state`).
-    """
-    if problem := why_no_state(trainer):
-        raise LocalProtocolError(problem, "one that trains alone, in fp32 or bf16, with exact moments")
-    return TrainerState(
-        [parameter.detach().to("cpu", copy=True) for parameter in trainer._parameters],
-        [moment.detach().to("cpu", copy=True) for moment in trainer._replica.optimizer.moments()],
-        trainer.counters,
-        trainer.plan,
-        trainer._schedule_tokens,
-    )
-
-
-def exchange_state(trainer: LocalTrainer, other: TrainerState, piece_P: torch.Tensor) -> TrainerState:
-    """Continue from another state of this trainer. The trainer's own state, which is returned, then lies in the tensors of `other`.
-
-    Args:
-        piece_P: as of `exchange_values`; nothing else is taken of memory.
-
-    Raises:
-        LocalProtocolError: a state of another trainer, or moments of one alone. Nothing is changed then.
-    """
-    own = (*(each.detach() for each in trainer._parameters), *trainer._replica.optimizer.moments())
-    theirs = (*other.values, *other.moments)
-    if [each.shape for each in own] != [each.shape for each in theirs]:
-        raise LocalProtocolError(
-            f"a state of {len(theirs)} tensors", f"the {len(own)} of this trainer, each of its shape"
-        )
-    wait_for(trainer._device)  # moments in pinned memory may be on their way
-    for one, another in zip(own, theirs, strict=True):
-        exchange_values(one, another, piece_P)
-    before = replace(other, counters=trainer.counters, plan=trainer.plan, schedule_tokens=trainer._schedule_tokens)
-    trainer.counters, trainer.plan, trainer._schedule_tokens = other.counters, other.plan, other.schedule_tokens
-    return before
-
-
-def moved(trainer: LocalTrainer, state: TrainerState, shift_N: torch.Tensor) -> TrainerState:
-    """A state of this trainer once a commit has moved its values by (N,) float32 in place, as `LocalTrainer.shift` moves theta, with
-    the tokens of the run that the trainer has now. No tokens are ready in it.
-    """
-    parts = (part for schema in trainer.units.schemas for part in trainer._replica.parts(shift_N, schema))
-    for value, part in zip(state.values, parts, strict=True):
-        value.add_(part.to("cpu"))
-    counters = replace(state.counters, ready=(0,) * len(state.counters.ready))
-    return replace(state, counters=counters, schedule_tokens=trainer._schedule_tokens)
 
 
 def _heldout_bytes_per_token(plan: TrainingPlan, expert: int | None) -> float:

@@ -143,7 +143,7 @@ def sleep_through(step_s: float) -> None:
 
     def step(trainer: LocalTrainer, goes_on: Callable[[], bool]) -> None:
         until_s = time.perf_counter() + step_s
-        for parameter in trainer._parameters:
+        for parameter in trainer.parameters:
             part_n = torch.chunk(parameter.data.view(-1), MOVED_SHARE)
             moved_n = part_n[trainer.counters.step % len(part_n)]
             moved_n.add_(torch.randn(moved_n.shape, generator=generator), alpha=MOVED_BY)

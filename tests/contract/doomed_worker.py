@@ -19,7 +19,7 @@ class DoomedTrainer(LocalTrainer):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        replica: Any = self._replica
+        replica: Any = self.replica
         replica.backward = self._struck("backward", replica.backward)
         replica.step = self._struck("optimizer", replica.step)
         evaluation: Any = self._evaluation

@@ -650,7 +650,7 @@ def test_a_gradient_that_is_not_finite_is_no_step_and_is_counted(plan: TrainingP
     trainer = LocalTrainer(plan)
     trainer.load(ANCHOR_N, 0)
     before_N = trainer.theta()
-    trainer._parameters[0].register_hook(lambda grad: grad * float("nan"))
+    trainer.parameters[0].register_hook(lambda grad: grad * float("nan"))
     counters = trainer.step()
     assert torch.equal(trainer.theta(), before_N)
     assert (counters.step, counters.tokens_ready, counters.skipped_steps) == (1, 0, 1)

@@ -13,8 +13,9 @@ from averaging.codecs import codec_by_name
 from averaging.models.llama.config import LlamaConfig
 from peer.audits.audit_turns import AuditTurns
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
+from peer.audits.trainer_state import TrainerState, exchange_state, state_of
 from peer.audits.work_audit_core import Finding, Products, compared
-from peer.training.local_training import LocalTrainer, TrainerState, exchange_state, state_of
+from peer.training.local_training import LocalTrainer
 from peer.training.replica.exchange_values import exchange_piece
 from peer.training.training_plan import TrainingPlan
 from protocol.run.training_sections import InnerSection

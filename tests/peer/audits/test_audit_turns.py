@@ -18,9 +18,7 @@ from peer.audits.audit_turns import (
     TOO_SLOW,
     AuditTurns,
 )
-from peer.training.local_training import (
-    Counters,
-    LocalTrainer,
+from peer.audits.trainer_state import (
     TrainerState,
     delta_bytes,
     exchange_state,
@@ -28,6 +26,7 @@ from peer.training.local_training import (
     state_of,
     why_no_state,
 )
+from peer.training.local_training import Counters, LocalTrainer
 from peer.training.worker_channel import RedoOrder
 from protocol.errors import MachineError
 from tests.peer.audits.redone_world import INNER, SIGNERS, STEPS, World, put_state, sent
@@ -157,13 +156,13 @@ def test_only_the_newest_beginnings_are_kept_and_all_are_forgotten_on_order(worl
 
 def test_a_trainer_without_moments_of_its_own_keeps_nothing(world: World, turns: AuditTurns) -> None:
     trainer = world.trainers[AUDITOR]
-    moments = trainer._replica.optimizer.moments()
+    moments = trainer.replica.optimizer.moments()
     kept = [moment.clone() for moment in moments]
-    trainer._replica.optimizer.load_moments([])
+    trainer.replica.optimizer.load_moments([])
     turns.keep_next()
     turns.note_load()
     assert turns.redo(_order(world)).problem == NOT_KEPT
-    trainer._replica.optimizer.load_moments(kept)
+    trainer.replica.optimizer.load_moments(kept)
 
 
 def test_a_machine_without_memory_for_a_copy_says_so_and_trains_on(
@@ -215,7 +214,7 @@ def test_a_machine_whose_steps_would_hold_up_a_pause_audits_nothing(world: World
 def test_moments_in_8_bits_would_change_with_each_turn_so_nothing_is_audited(
     world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = world.trainers[AUDITOR]._replica
+    replica = world.trainers[AUDITOR].replica
     monkeypatch.setattr(replica, "plan", replica.plan.model_copy(update={"moments": "int8"}))
     assert turns.keep_next().problem == why_no_state(world.trainers[AUDITOR]) == "moments in 8 bits"
 

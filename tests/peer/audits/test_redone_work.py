@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_gap
 from peer.audits.audit_turns import MOST_LATE
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
+from peer.audits.trainer_state import delta_bytes, state_bytes, state_of
 from peer.audits.work_audit_core import Finding
-from peer.training.local_training import delta_bytes, state_bytes, state_of
 from peer.training.replica.exchange_values import PIECE_VALUES
 from protocol.errors import LocalProtocolError
 from protocol.host.work_verdict import VERDICT_DOMAIN, decode_verdict, encode_verdict, verdict_of

@@ -18,9 +18,9 @@ from averaging.rounds.audit.work_fetch import ShownWork
 from averaging.rounds.unit_service import RoundService
 from coordinator.policy.audited_work_core import KnownVerdict, passes
 from peer.audits.audit_turns import LONGEST_STEP_S, AuditTurns
+from peer.audits.trainer_state import state_of
 from peer.audits.work_auditing import AUDIT_WITHIN_S, PAUSED_FOR_S, AuditTools, WorkAuditing
 from peer.scores.scoring_core import TimeBudget
-from peer.training.local_training import state_of
 from peer.training.worker_channel import Command, Redone, Reply
 from protocol.errors import RefusedError, UnreachableError
 from protocol.host.work_verdict import WorkVerdict, decode_verdict

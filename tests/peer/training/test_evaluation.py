@@ -52,7 +52,7 @@ def test_where_two_models_do_not_fit_the_own_parameters_step_aside(
 ) -> None:
     aside: list[bool] = []
     trainer = _trainer(tmp_path)
-    before_N, standing_in = trainer.theta(), trainer._replica.standing_in
+    before_N, standing_in = trainer.theta(), trainer.replica.standing_in
 
     def crowded(values: Sequence[torch.Tensor], *, steps_aside: bool = False) -> object:
         aside.append(steps_aside)
@@ -60,7 +60,7 @@ def test_where_two_models_do_not_fit_the_own_parameters_step_aside(
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return standing_in(values, steps_aside=True)
 
-    monkeypatch.setattr(trainer._replica, "standing_in", crowded)
+    monkeypatch.setattr(trainer.replica, "standing_in", crowded)
     expected = LocalTrainer(trainer.plan).evaluate(ANCHOR_N * 2)
     assert trainer.evaluate(ANCHOR_N * 2) == expected
     assert trainer.evaluate(ANCHOR_N * 2) == expected, "and at once from then on"

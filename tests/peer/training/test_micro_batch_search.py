@@ -77,7 +77,7 @@ def test_sizes_are_tried_with_the_passes_of_a_step(tmp_path: Path, monkeypatch: 
     plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 8), micro_batch=0)
     trainer = LocalTrainer(plan)
     passes: list[bool] = []
-    monkeypatch.setattr(trainer._replica, "begin_pass", lambda *, is_last: passes.append(is_last))
+    monkeypatch.setattr(trainer.replica, "begin_pass", lambda *, is_last: passes.append(is_last))
     trainer.find_micro_batch()
     assert passes == [False, False, True, *(True,) * 3], "of 4 sequences, then of all 8 at once"
 

@@ -97,5 +97,5 @@ def test_a_model_of_experts_is_refused(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, mixture=MixtureConfig(num_experts=2, ffn_dim=8), experts=(0,))
     with pytest.raises(LocalProtocolError, match="a task for a model of experts"):
         trainer.scored(
-            torch.zeros(trainer._replica.schema.num_elements), ScoreOrder(sequences=((1, 2),), num_scored=(1,)), 1
+            torch.zeros(trainer.replica.schema.num_elements), ScoreOrder(sequences=((1, 2),), num_scored=(1,)), 1
         )

@@ -121,7 +121,7 @@ def _trainer(plan: TrainingPlan, group: RankGroup | None = None) -> LocalTrainer
 
 def _flat(trainer: LocalTrainer, values: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """(N,), with this process' parts in their places, and 0 elsewhere; of ranks with the same part, the first has it."""
-    replica, flat_N = trainer._replica, torch.zeros(trainer.schema.num_elements)
+    replica, flat_N = trainer.replica, torch.zeros(trainer.schema.num_elements)
     for place, (room, value) in enumerate(zip(replica.parts(flat_N, trainer.schema), values, strict=True)):
         if value is not None and _is_first(trainer, place):
             room.copy_(value)
@@ -129,7 +129,7 @@ def _flat(trainer: LocalTrainer, values: Sequence[torch.Tensor | None]) -> torch
 
 
 def _is_first(trainer: LocalTrainer, place: int) -> bool:
-    replica, group = trainer._replica, trainer.group
+    replica, group = trainer.replica, trainer.group
     is_copy = isinstance(replica, RankedReplica) and replica.counts_of(place) < 1.0
     return not is_copy or group.rank % group.mesh.tensor == 0
 
@@ -139,7 +139,7 @@ def _theta(trainer: LocalTrainer) -> torch.Tensor:
     flat_N = torch.zeros(trainer.schema.num_elements)
     for place, (begin, stop) in enumerate(trainer.units.spans):
         trainer.theta_into(flat_N[begin:stop], place)
-    return _flat(trainer, trainer._replica.parts(flat_N, trainer.schema))
+    return _flat(trainer, trainer.replica.parts(flat_N, trainer.schema))
 
 
 def _loaded(trainer: LocalTrainer) -> torch.Tensor:
@@ -153,10 +153,10 @@ def _gradients(trainer: LocalTrainer) -> torch.Tensor:
     found: list[torch.Tensor | None] = []
 
     def take(_rate: float) -> None:
-        found.extend(None if each.grad is None else each.grad.clone() for each in trainer._replica.parameters)
-        trainer._replica.discard()
+        found.extend(None if each.grad is None else each.grad.clone() for each in trainer.replica.parameters)
+        trainer.replica.discard()
 
-    with mock.patch.object(trainer._replica, "step", take):
+    with mock.patch.object(trainer.replica, "step", take):
         trainer.step()
     return _flat(trainer, found)
 
@@ -184,8 +184,8 @@ def updates(trainer: LocalTrainer) -> Found:
 
 
 def _flat_update(trainer: LocalTrainer, anchor_N: torch.Tensor) -> torch.Tensor:
-    parts = trainer._replica.parts(anchor_N, trainer.schema)
-    own = [each.detach() - part for each, part in zip(trainer._replica.parameters, parts, strict=True)]
+    parts = trainer.replica.parts(anchor_N, trainer.schema)
+    own = [each.detach() - part for each, part in zip(trainer.replica.parameters, parts, strict=True)]
     return _flat(trainer, own)
 
 
@@ -277,7 +277,7 @@ def apart(trainer: LocalTrainer) -> Found:
         again.load(anchor_N, 600)
         again.take_up_moments()
         is_taken = group.size == 1 and not is_lost
-        assert again._replica.optimizer.has_moments == is_taken, again.moments.note
+        assert again.replica.optimizer.has_moments == is_taken, again.moments.note
         assert bool(again.moments.note) != is_taken
         group.wait()
     return {}
@@ -328,14 +328,14 @@ def compiled(trainer: LocalTrainer) -> Found:
     def fail(*_given: object) -> torch.Tensor:
         raise RuntimeError("no such operation")
 
-    eager = trainer._replica._run_layers_by(call_inside)
-    trainer._replica._run_layers_by(eager)
+    eager = trainer.replica._run_layers_by(call_inside)
+    trainer.replica._run_layers_by(eager)
     with mock.patch.object(compiling, "_compiled", return_value=run):
         trainer.compile_layers()
         found = {"gradient": _gradients(trainer)}
     assert calls
     assert trainer.compile_note == ""
-    trainer._replica._run_layers_by(eager)
+    trainer.replica._run_layers_by(eager)
     with mock.patch.object(compiling, "_compiled", return_value=run if trainer.group.rank else fail):
         trainer.compile_layers()
     assert "compiler failed" in trainer.compile_note
@@ -347,7 +347,7 @@ def paused(trainer: LocalTrainer) -> Found:
     """The micro-batches that each rank begins after a pause that is ordered in the midst of a step."""
     _loaded(trainer)
     daemon, channel = socket.socketpair()
-    backward, begun, at_order = trainer._replica.backward, [0], [0]
+    backward, begun, at_order = trainer.replica.backward, [0], [0]
 
     def order(op: Op, number: int) -> None:
         if trainer.group.is_first:
@@ -362,7 +362,7 @@ def paused(trainer: LocalTrainer) -> Found:
 
     with daemon, channel, _memory(trainer.schema.num_elements) as memory:
         worker = Worker(channel, trainer, SharedVectors(memory, trainer.schema.num_elements), trainer.group)
-        counted = mock.patch.object(trainer._replica, "backward", count)
+        counted = mock.patch.object(trainer.replica, "backward", count)
         # a pause that is obeyed gives memory back; then this rank is told to stop
         stopped = mock.patch.object(trainer, "give_back_memory", partial(order, "stop", 2))
         collected = mock.patch("peer.worker.collect_between_steps")  # else none would be in this process from then on

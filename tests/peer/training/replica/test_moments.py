@@ -32,7 +32,7 @@ def _trainer(folder: Path, optimizer: str = "adamw", **changes: object) -> Local
 
 
 def _moments(trainer: LocalTrainer) -> list[torch.Tensor]:
-    return trainer._replica.optimizer.moments()
+    return trainer.replica.optimizer.moments()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
