@@ -1,4 +1,7 @@
-"""The section [adapter] of run.toml, of runs that train a LoRA adapter over a frozen base."""
+"""The section [adapter] of run.toml, of runs that train a LoRA adapter over a frozen base.
+
+Its learning rate is ten times that of full fine-tuning (Schulman and others, LoRA Without Regret, 2025).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from protocol.tensors.model_config import ModelConfig
 
 
 class AdapterSection(Section):
-    """A LoRA adapter over the frozen weights of run.start_from. The adapter is all that the run trains and averages."""
+    """A LoRA adapter over the frozen weights of run.start_from. The adapter is all that the run trains and averages. It takes about
+    ten times the learning rate of the whole model.
+    """
 
     rank: Rank
     """Rank of the adapter: width of the two small matrices beside each adapted one. More learn more and take more bytes a round."""

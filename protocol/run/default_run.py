@@ -35,7 +35,7 @@ is_tied = true                 # one matrix for embedding and output
 
 [data]
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob; or "hf", "domains"
-# glob = "corpus/**/*.txt"     # of "text", "jsonl" and "parquet": two files or more below the folder of this file
+# glob = "corpus/**/*.txt"     # below the folder of this file: of "text" two files or more, of "jsonl" and "parquet" one or more
 # domains = "python, english"  # of source = "domains": kinds of text that every install has; "c++" and "stubs", too
 # format = "chat"              # rows with messages, or "completion": rows with prompt and completion; the answers count
 # isolate = true               # packed documents do not see each other
@@ -164,7 +164,10 @@ def checkpoint_toml(model: Mapping[str, object], start_from: str, tokenizer: str
         (r"\[model\](.|\n)*?\n\n", _line("[model]", f"as config.json of these weights says\n{section}\n")),
         (r"# tokenizer = .*", _line(f"tokenizer = {json.dumps(tokenizer)}", "of these weights")),
         (r"optimizer = .*", 'optimizer = "adamw"'),
-        (r"learning_rate = 0.003", _line("learning_rate = 2e-5", "small: the weights are trained already")),
+        (
+            r"learning_rate = 0.003",
+            _line("learning_rate = 2e-5", "small: the weights are trained already; with [adapter] take 2e-4"),
+        ),
         (r"batch_tokens = .*", _line(f"batch_tokens = {step_tokens:_}", "per local step")),
         (
             r"target_tokens = .*",

@@ -1,44 +1,39 @@
-"""`python -m tests.benchmarks.adapter --json FILE [--quick]`: an adapter against full fine-tuning, in loss and in bytes of rounds.
+"""`python -m tests.benchmarks.adapter --json FILE [--folder FOLDER] [--base FOLDER | --quick]`: an adapter against full fine-tuning.
 
-A base is trained on Python's standard library. Peers then fine-tune it on questions and answers made of that library's docstrings, one
-after another in this process, by the product's own trainer, codecs, sums and outer step: once all of its values, and once an adapter
-over the base in bfloat16. Both take the best of their learning rates. The fall is the base's held-out loss on the questions less that
-at the end. Bytes are those of contributions and results as the codec writes them, in a round of these peers and by the formula of a
-base of 30 million values. `--quick` takes a small base and few rounds.
+Peers fine-tune a base on chats, one after another in this process, by the product's own trainer, codecs, sums and outer step: once all
+of its values, and once an adapter over the base in bfloat16. The chats ask for functions of Python's library, and the answers are
+their docstrings. `--base` names a checkpoint in the Hugging Face layout: then the chats are packed as a host does it, with the
+checkpoint's tokenizer and template, and only answers count. Without it a base is made of the library's code, and tokens are bytes.
+
+Both sides have the same tokens, and each takes the best of its learning rates. The fall is the base's held-out loss less that at the
+end. Bytes are those of contributions and results as the codec writes them, in a round of these peers, and by the formula for a base of
+30 million values. The folder keeps finished trainings, one a line: what is there is not trained again. Each start ends after the
+training in which `--piece-s` is over. `--quick` takes a small base and few rounds. Exit code 0: every target is met. 1: one is missed.
+2: there is more to train: start it again.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
-from averaging.arithmetic.genesis import genesis_anchor
-from averaging.arithmetic.weighted_mean import WeightedSum
-from averaging.codecs import codec_by_name
-from averaging.data.packing.base_shards import BaseWeights, write_base
-from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
-from peer.training.local_training import LocalTrainer
-from peer.training.training_plan import TrainingPlan
-from protocol.rounds.messages.record import OuterStep
 from protocol.run.traffic import update_bytes
-from protocol.run.training_sections import InnerSection
 from protocol.tensors.adapter_schema import AdapterConfig, adapter_schema
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.round_defaults import default_chunk_elements
-from protocol.tensors.tensor_schema import ChunkGrid
-from tests.at_once import apply_outer_step, encode_chunks, encode_contribution
-from tests.benchmarks.feedback import decoded
+from tests.benchmarks.adapter.bases import given_base, made_base
+from tests.benchmarks.adapter.fine_tuning import CODEC, NUM_PEERS, Course, Trial, World, fine_tune
+from tests.benchmarks.convergence import Runs
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "adapter"
@@ -47,143 +42,59 @@ LARGE: Final = LlamaConfig(dim=512, num_layers=10, num_heads=8, num_kv_heads=4, 
 """30 million values."""
 
 LARGE_ADAPTER: Final = AdapterConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
-BATCH_TOKENS: Final = 1024
-BASE_BYTES: Final = 4 << 20
-HELDOUT_EVERY: Final = 10
-CODEC: Final = "int8"
-NUM_PEERS: Final = 2
+GIVEN_CONTEXT_TOKENS: Final = 128
 LEAST_SHARE: Final = 0.9
 MOST_BYTES_SHARE: Final = 1 / 200
-FULL_RATES: Final = (0.001, 0.003)
-ADAPTER_RATES: Final = (0.01, 0.03)
+LEAST_VALUES: Final = 25_000_000
+"""Of a base whose rounds have this aim. An adapter over a smaller one is a larger part of it."""
 
 
 @dataclass(frozen=True)
-class Course:
-    """One comparison.
+class Side:
+    """One side of the comparison: full fine-tuning or an adapter, at each of its learning rates."""
 
-    Attributes:
-        base_steps: by which the base is made.
-        num_rounds: of fine-tuning, with `local_steps` of each peer.
-    """
-
-    model: LlamaConfig
-    adapter: AdapterConfig
-    base_steps: int
-    num_rounds: int
-    local_steps: int
+    adapter: AdapterConfig | None
+    rates: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Shards: of the base's text, and of the questions to train on and to measure on."""
+class Plan:
+    """All trainings of the comparison."""
 
-    base: Path
-    train: Path
-    heldout: Path
+    world: World
+    course: Course
+    full: Side
+    adapted: Side
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The held-out loss before and after, in nats per byte, and the bytes that one peer sent and received in a round."""
-
-    before: float
-    after: float
-    round_bytes: int
+    def trials(self, side: Side) -> list[Trial]:
+        """One for each rate."""
+        return [Trial(self.world, self.course, side.adapter, rate) for rate in side.rates]
 
     @property
-    def fall(self) -> float:
-        """By which the loss fell."""
-        return self.before - self.after
+    def before(self) -> Trial:
+        """Measures the base."""
+        return Trial(self.world, replace(self.course, num_rounds=0, local_steps=0), None, rate=1.0)
+
+    @property
+    def all_trials(self) -> list[Trial]:
+        """The base first, then the sides by turns."""
+        sides = [self.trials(self.full), self.trials(self.adapted)]
+        longest = max(map(len, sides))
+        return [self.before, *(side[number] for number in range(longest) for side in sides if number < len(side))]
 
 
-def questions() -> Iterator[bytes]:
-    """A question and its answer for each function of the standard library with a docstring."""
-    for document in python_stdlib_documents():
-        try:
-            tree = ast.parse(document.path.read_bytes())
-        except (SyntaxError, ValueError):
+def train(plan: Plan, runs: Runs, piece_s: float) -> bool:
+    """Train until all is done or the piece is over; whether all is done."""
+    stops_at_s = time.monotonic() + piece_s
+    for trial in plan.all_trials:
+        if runs.loss(trial) is not None:
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)):
-                answer = " ".join(said.split("\n\n")[0].split())
-                yield f"user: What does {node.name} do?\nassistant: {answer}\n\n".encode()
-
-
-def write_texts(folder: Path) -> Texts:
-    """The shards in a folder."""
-    code = b"".join(document.path.read_bytes() for document in islice(python_stdlib_documents(), 400))[:BASE_BYTES]
-    chat = list(questions())
-    heldout = [text for place, text in enumerate(chat) if place % HELDOUT_EVERY == 0]
-    train = [text for place, text in enumerate(chat) if place % HELDOUT_EVERY]
-    texts = Texts(folder / "base", folder / "train", folder / "heldout")
-    for path, data in ((texts.base, code), (texts.train, b"".join(train)), (texts.heldout, b"".join(heldout))):
-        np.frombuffer(data, dtype=np.uint8).astype("<u2").tofile(path)
-    return texts
-
-
-def _plan(course: Course, train: Path, heldout: Path, rate: float, num_tokens: int, peer: str = "peer") -> TrainingPlan:
-    return TrainingPlan(
-        model=course.model,
-        inner=InnerSection(learning_rate=rate, batch_tokens=BATCH_TOKENS, warmup_tokens=num_tokens // 20),
-        seed=1,
-        peer=peer,
-        total_tokens=num_tokens,
-        train_shards=(train,),
-        heldout_shards=(heldout,),
-        device="cpu",
-        num_threads=1,
-        micro_batch=BATCH_TOKENS // course.model.context_tokens,
-    )
-
-
-def train_base(course: Course, texts: Texts) -> torch.Tensor:
-    """(N,) float32 with the values of bfloat16: the base."""
-    trainer = LocalTrainer(_plan(course, texts.base, texts.base, 0.003, course.base_steps * BATCH_TOKENS))
-    trainer.load(genesis_anchor(model_schema(course.model), 1), 0)
-    for _ in range(course.base_steps):
-        trainer.step()
-    return trainer.theta().bfloat16().float()
-
-
-def fine_tune(course: Course, plans: Sequence[TrainingPlan], anchor_N: torch.Tensor) -> Outcome:
-    """All rounds of these peers from an anchor."""
-    members, codec = [LocalTrainer(plan) for plan in plans], codec_by_name(CODEC)
-    grid = ChunkGrid(len(anchor_N), default_chunk_elements(len(anchor_N), len(plans), None))
-    momentum_N, before, round_bytes = torch.zeros_like(anchor_N), members[0].evaluate(anchor_N), 0
-    for number in range(course.num_rounds):
-        total, sent = WeightedSum(grid.num_elements), 0
-        for member in members:
-            member.load(anchor_N, number * len(plans) * course.local_steps * BATCH_TOKENS)
-            for _ in range(course.local_steps):
-                member.step()
-            offered = encode_contribution(anchor_N, member.theta(), 1, codec, grid)
-            sent = sum(map(len, offered.chunks))
-            total.add(1, decoded(offered.chunks, codec, grid))
-        mean = encode_chunks(total.mean(), codec, grid)
-        round_bytes = sent + sum(map(len, mean))
-        update_N = decoded(mean, codec, grid)
-        anchor_N, momentum_N = apply_outer_step(anchor_N, momentum_N, update_N, OuterStep("mean", 1.0, 0.0))
-    return Outcome(before, members[0].evaluate(anchor_N), round_bytes)
-
-
-def compare(course: Course, texts: Texts, folder: Path) -> tuple[Outcome, Outcome]:
-    """The best of full fine-tuning, and the best of the adapter."""
-    base_N, num_tokens = train_base(course, texts), NUM_PEERS * course.num_rounds * course.local_steps * BATCH_TOKENS
-    bits = base_N.bfloat16().view(torch.uint16).numpy()
-    shards = tuple(folder / entry.sha256 for entry in write_base(BaseWeights(len(bits), iter([bits])), folder, 1 << 20))
-
-    def plans(rate: float) -> list[TrainingPlan]:
-        names = [f"peer {number}" for number in range(NUM_PEERS)]
-        return [_plan(course, texts.train, texts.heldout, rate, num_tokens, name) for name in names]
-
-    full = [fine_tune(course, plans(rate), base_N) for rate in FULL_RATES]
-    first_N = genesis_anchor(adapter_schema(course.model, course.adapter), 1)
-    changes = {"adapter": course.adapter, "base_shards": shards}
-    adapted = [
-        fine_tune(course, [plan.model_copy(update=changes) for plan in plans(rate)], first_N) for rate in ADAPTER_RATES
-    ]
-    return min(full, key=lambda outcome: outcome.after), min(adapted, key=lambda outcome: outcome.after)
+        if time.monotonic() >= stops_at_s:
+            return False
+        outcome = fine_tune(trial)
+        runs.add(trial, asdict(outcome))
+        print(f"{trial.key}: {outcome.loss:.4f} nats/byte, {outcome.cpu_s:.0f} CPU s", flush=True)
+    return True
 
 
 def bytes_by_formula(model: LlamaConfig, adapter: AdapterConfig) -> tuple[int, int]:
@@ -193,46 +104,110 @@ def bytes_by_formula(model: LlamaConfig, adapter: AdapterConfig) -> tuple[int, i
     return found[0], found[1]
 
 
-def rows_of(course: Course, full: Outcome, adapted: Outcome) -> list[Row]:
-    """The table."""
-    settings: dict[str, object] = {**asdict(replace(course, model=SMALL)), "machine": machine()}
-    settings |= {"model": course.model.model_dump(), "adapter": course.adapter.model_dump()}
-    share, (own, whole) = adapted.fall / full.fall, bytes_by_formula(LARGE, LARGE_ADAPTER)
-    counted = adapted.round_bytes / full.round_bytes
+def _losses(plan: Plan, runs: Runs, side: Side) -> Mapping[float, float]:
+    """By rate, of those that are trained."""
+    return {trial.rate: loss for trial in plan.trials(side) if (loss := runs.loss(trial)) is not None}
+
+
+def _round_bytes(plan: Plan, runs: Runs, side: Side) -> int:
+    """The same for each rate."""
+    trained = next(trial for trial in plan.trials(side) if runs.loss(trial) is not None)
+    return int(str(runs.figure(trained, "round_bytes")))
+
+
+def rows_of(plan: Plan, runs: Runs) -> list[Row]:
+    """The table; empty before the base and both sides are trained."""
+    before, full, adapted = runs.loss(plan.before), *(_losses(plan, runs, side) for side in (plan.full, plan.adapted))
+    if before is None or not full or not adapted:
+        return []
+    world, config = plan.world, plan.adapted.adapter or LARGE_ADAPTER
+    settings: dict[str, object] = {**asdict(plan.course), "base": world.name, "machine": machine()}
+    settings |= {"model": world.model.model_dump(), "adapter": config.model_dump(), "before": before}
+    settings |= {"full_losses_by_rate": full, "adapter_losses_by_rate": adapted}
+    falls = before - min(full.values()), before - min(adapted.values())
+    share, (own, whole) = falls[1] / falls[0], bytes_by_formula(LARGE, LARGE_ADAPTER)
+    sent, of_all = _round_bytes(plan, runs, plan.adapted), _round_bytes(plan, runs, plan.full)
+    name, has_aim = world.name, model_schema(world.model).num_elements >= LEAST_VALUES
+    most = f"<= {MOST_BYTES_SHARE:g} of the whole"
     return [
-        Row(BENCH, "full fine-tuning: fall of the held-out loss", round(full.fall, 4), "nats/byte", trials=1, settings=settings),
-        Row(BENCH, "adapter: fall of the held-out loss", round(adapted.fall, 4), "nats/byte", round(full.fall, 4),
+        Row(BENCH, f"{name}: full fine-tuning: fall of the held-out loss", round(falls[0], 4), "nats/byte",
+            trials=1, settings=settings),
+        Row(BENCH, f"{name}: adapter: fall of the held-out loss", round(falls[1], 4), "nats/byte", round(falls[0], 4),
             round(share, 3), f">= {LEAST_SHARE:g} of full", share >= LEAST_SHARE, 1, settings=settings),
-        Row(BENCH, "adapter: bytes of a peer in a round, counted", adapted.round_bytes, "B", full.round_bytes,
-            round(counted, 5), trials=1, settings=settings),
+        Row(BENCH, f"{name}: adapter: bytes of a peer in a round, counted", sent, "B", of_all, round(sent / of_all, 5),
+            most if has_aim else "", sent / of_all <= MOST_BYTES_SHARE if has_aim else None, 1, settings=settings),
         Row(BENCH, "adapter over 30M values: bytes of a contribution, by formula", own, "B", whole, round(own / whole, 5),
-            f"<= {MOST_BYTES_SHARE:g} of the whole", own / whole <= MOST_BYTES_SHARE, 1,
+            most, own / whole <= MOST_BYTES_SHARE, 1,
             settings={"model": LARGE.model_dump(), "adapter": LARGE_ADAPTER.model_dump(), "codec": CODEC}),
     ]  # fmt: skip
 
 
-def main(arguments: Sequence[str]) -> int:
-    """0 when every target was met."""
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(each) for each in text.split(","))
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.adapter", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
+    parser.add_argument("--folder", type=Path, help="where trainings are kept; a temporary one if not given")
+    parser.add_argument(
+        "--base", type=Path, help="a checkpoint in the Hugging Face layout, with its tokenizer and template"
+    )
     parser.add_argument("--quick", action="store_true", help="a small base, a short training")
-    parser.add_argument("--base-steps", type=int, default=0, help="steps by which the base is made")
+    parser.add_argument("--base-steps", type=int, default=0, help="steps by which a base is made")
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--local-steps", type=int, default=20)
+    parser.add_argument("--local-steps", type=int, default=0)
+    parser.add_argument("--batch-tokens", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--full-rates", type=_rates, default=(), help="by commas")
+    parser.add_argument("--adapter-rates", type=_rates, default=(), help="by commas")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    model, adapter = (SMALL, AdapterConfig(rank=8, alpha=16.0)) if options.quick else (LARGE, LARGE_ADAPTER)
-    if options.rank:
+    parser.add_argument("--piece-s", type=float, default=float("inf"))
+    return parser.parse_args(arguments)
+
+
+def _defaults(options: argparse.Namespace, folder: Path) -> Plan:
+    if options.base is not None:
+        world = given_base(options.base, GIVEN_CONTEXT_TOKENS, folder)
+        adapted = Side(AdapterConfig(rank=2, alpha=16.0), (1.5e-3, 5e-3, 5e-4))
+        return Plan(world, Course(2, 16, 256), Side(None, (1e-4, 3e-4, 3e-5)), adapted)
+    rates = Side(None, (0.001, 0.003)), (0.01, 0.03)
+    if options.quick:
+        world = made_base(SMALL, options.base_steps or 300, folder)
+        return Plan(world, Course(5, 20, 1024), rates[0], Side(AdapterConfig(rank=8, alpha=16.0), rates[1]))
+    world = made_base(LARGE, options.base_steps or 2000, folder)
+    return Plan(world, Course(20, 20, 1024), rates[0], Side(LARGE_ADAPTER, rates[1]))
+
+
+def _plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """The usual one, and what the options change in it."""
+    plan = _defaults(options, folder)
+    course = Course(
+        options.rounds or plan.course.num_rounds,
+        options.local_steps or plan.course.local_steps,
+        options.batch_tokens or plan.course.batch_tokens,
+    )
+    adapter = plan.adapted.adapter
+    if options.rank and adapter is not None:
         adapter = adapter.model_copy(update={"rank": options.rank})
-    base_steps, num_rounds = (300, 5) if options.quick else (2000, 20)
-    course = Course(model, adapter, options.base_steps or base_steps, options.rounds or num_rounds, options.local_steps)
-    with tempfile.TemporaryDirectory(prefix="potluck-adapter-") as folder:
-        full, adapted = compare(course, write_texts(Path(folder)), Path(folder))
-    rows = rows_of(course, full, adapted)
+    full = Side(None, options.full_rates or plan.full.rates)
+    return Plan(plan.world, course, full, Side(adapter, options.adapter_rates or plan.adapted.rates))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when every target was met, 1 when one was missed, 2 when there is more to train."""
+    options = _options(arguments)
+    torch.set_num_threads(options.threads)
+    with ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-adapter-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        plan, runs = _plan(options, folder), Runs(folder / "runs.jsonl")
+        is_done = train(plan, runs, options.piece_s)
+        rows = rows_of(plan, runs)
     write_rows(rows, options.json)
     print_rows(rows, "adapters")
+    if not is_done:
+        return 2
     return 0 if all(row.met is not False for row in rows) else 1
 
 
