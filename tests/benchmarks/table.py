@@ -118,7 +118,7 @@ def _value(row: FiledRow) -> str:
 def _baseline(row: FiledRow) -> str:
     if row.baseline is None:
         return ""
-    ratio = "" if row.ratio is None else f", ratio {row.ratio:.2f}"
+    ratio = "" if row.ratio is None else f", ratio {row.ratio:.2f}" if row.ratio >= 0.1 else f", ratio {row.ratio:.2g}"
     return f"{_number(row.baseline)}{ratio}"
 
 
