@@ -53,8 +53,10 @@ SLOWDOWN: Final = 3.0
 START_SHARE: Final = 0.5
 """Share of the time limit for the first round to commit."""
 
-DOWN_PATIENCE_S: Final = 20.0
-"""A round without the victim normally commits within this. The victim's return waits for this long at most."""
+DOWN_PATIENCE_S: Final = 60.0
+"""A round without the victim commits within a third of this on a machine that has nothing else to do. The victim's return waits for so
+long at most.
+"""
 
 PAUSE_SHARE: Final = 0.7
 """If the victim is not back at this share of the tokens, the others wait for it. Otherwise the run would end before it is

@@ -68,7 +68,6 @@ def test_three_volunteers_to_whom_nobody_can_connect_count_in_ten_rounds_and_end
     ends = [last_status(tmp_path / f"{number}") for number in range(3)]
     states = {(end.index, end.state_root, end.is_outbound_only) for end in ends if end is not None}
     assert [(index >= NUM_ROUNDS, is_hidden) for index, _, is_hidden in states] == [(True, True)], states
-    assert "1 counted" not in said
     assert "a helper here reduces for them" in said
     # whoever had nothing trained yet when one of the first rounds began is in all later ones
     assert all(end is not None and end.rounds_counted >= NUM_ROUNDS for end in ends), said
