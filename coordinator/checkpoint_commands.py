@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
 
     LoadModels = Callable[[], PeerModels]
-
-_WHOLE: Final = 500
-"""Columns of a list that no terminal shows."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 _StateDir = Annotated[
@@ -122,13 +117,12 @@ def _fetch_command(load_models: LoadModels) -> Callable[..., None]:
 def _list_command(load_models: LoadModels) -> Callable[..., None]:
     def checkpoint_list(state_dir: _StateDir = None, as_json: AsJson = False) -> None:
         """List the run's checkpoints, the newest last; on a peer's machine those that were fetched."""
-        from averaging.host.daemon_views import WIDTH
+        from averaging.host.daemon_views import columns_of_output
         from coordinator.run.checkpoint_list import checkpoint_lines, list_checkpoints
 
         rows = list_checkpoints(state_dir, load_models)
         # A name that is cut cannot be pasted: a pipe gets whole ones, and a terminal as much as it holds.
-        columns = max(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else _WHOLE
-        typer.echo(json.dumps(rows) if as_json else "\n".join(checkpoint_lines(rows, columns)))
+        typer.echo(json.dumps(rows) if as_json else "\n".join(checkpoint_lines(rows, columns_of_output())))
 
     return checkpoint_list
 

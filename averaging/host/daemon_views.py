@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,6 +20,9 @@ Row = Mapping[str, object]
 
 WIDTH: Final = 80
 """Columns of the usual narrowest terminal; wider lines would wrap in mails and bug reports."""
+
+_WHOLE: Final = 500
+"""Columns of a table that no terminal shows: a pipe or a file cuts nothing."""
 
 _REASON_WIDTH: Final = 400
 """Columns of a table whose last one is a reason, which is read and may wrap."""
@@ -88,6 +93,11 @@ class LocalDaemon(Protocol):
     def secrets(self, folder: Path, /) -> list[bytes]:
         """Values that must never leave the machine."""
         ...
+
+
+def columns_of_output() -> int:
+    """Columns of a table on standard output: those of the terminal, WIDTH at least, and all of it elsewhere."""
+    return max(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else _WHOLE
 
 
 def table(
@@ -183,9 +193,9 @@ def peers_text(views: Sequence[DaemonView]) -> list[str]:
     return _tables(views, [_peers_table(view.peers) for view in views])
 
 
-def rounds_text(views: Sequence[DaemonView], last: int) -> list[str]:
-    """One table for each daemon, the newest `last` rounds, oldest first; nothing if none runs."""
-    return _tables(views, [_rounds_table(view.rounds[-last:], _names(views)) for view in views])
+def rounds_text(views: Sequence[DaemonView], last: int, columns: int = WIDTH) -> list[str]:
+    """One table of so many columns for each daemon, the newest `last` rounds, oldest first; nothing if none runs."""
+    return _tables(views, [_rounds_table(view.rounds[-last:], _names(views), columns) for view in views])
 
 
 def _tables(views: Sequence[DaemonView], tables: Sequence[Sequence[str]]) -> list[str]:
@@ -287,7 +297,7 @@ def _lasted(seconds: object) -> str:
     return "-" if number(seconds) is None else duration(seconds)
 
 
-def _rounds_table(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
+def _rounds_table(rows: Sequence[Row], names: Mapping[str, str], columns: int) -> list[str]:
     if not rows:
         return ["no round was committed yet"]
     cells = [
@@ -302,7 +312,7 @@ def _rounds_table(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
         for row in rows
     ]
     header = ("ROUND", "COMMIT", "TOKENS", "COVERED", "OUT", "MEMBERS")
-    return table(header, cells, right=frozenset({"ROUND", "TOKENS", "COVERED", "OUT"}))
+    return table(header, cells, right=frozenset({"ROUND", "TOKENS", "COVERED", "OUT"}), columns=columns)
 
 
 def runs_json(hosted: Sequence[Row], joined: Sequence[Row]) -> dict[str, object]:

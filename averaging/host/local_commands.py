@@ -115,10 +115,11 @@ class LocalCommands:
         COVERED is the share of the members' work that arrived. OUT is the number of
         peers whose work is not in the round.
         """
-        from averaging.host.daemon_views import rounds_json, rounds_text
+        from averaging.host.daemon_views import columns_of_output, rounds_json, rounds_text
 
         views = self._look(state_dir)
-        _show(views, [json.dumps(rounds_json(views, last))] if as_json else rounds_text(views, last), is_json=as_json)
+        text = [json.dumps(rounds_json(views, last))] if as_json else rounds_text(views, last, columns_of_output())
+        _show(views, text, is_json=as_json)
 
     def logs(
         self,

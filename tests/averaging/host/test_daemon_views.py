@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from averaging.host.daemon_views import (
     WIDTH,
     DaemonView,
     PeerOrder,
+    columns_of_output,
     peers_json,
     peers_text,
     rounds_json,
@@ -138,6 +141,17 @@ def test_rounds_are_a_table_that_fits_with_the_largest_shares_by_name() -> None:
     assert lines[1].split()[:5] == ["2", "abababab", "2,000,000", "90%", "1"]
     assert lines[1].endswith("2: calm-otter 75%, brisk-lentil 25%")
     assert max(map(len, lines)) <= WIDTH
+
+
+def test_a_pipe_cuts_no_name_of_a_member_of_a_round_and_a_terminal_gets_as_many_as_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = {f"{A[:-2]}{number:02}": 0.05 for number in range(20)}
+    view = replace(HOST, rounds=[{**_round(2), "members": list(weights), "weights": weights}])
+    assert rounds_text([view], 1, columns_of_output())[1].endswith(" more")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert max(map(len, rounds_text([view], 1, columns_of_output()))) <= 100
 
 
 def test_runs_are_told_folder_by_folder_in_tables_that_fit_and_what_is_damaged_is_named() -> None:
