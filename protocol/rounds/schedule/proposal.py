@@ -5,6 +5,7 @@ Rules: R2, R3, R7, R12, R13, R20 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -80,17 +81,19 @@ def mend_slices(
     slices: Sequence[SliceSpec], lost: Sequence[SliceSpec], reducers: Sequence[ReducerOffer]
 ) -> tuple[SliceSpec, ...]:
     """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (R12). If that makes more than MAX_SLICES
-    pieces, each lost slice goes whole to the reducer with the best upload.
+    pieces, each lost slice goes to fewer reducers, the next ones in the order of their uploads: one would be all of the round else.
     """
     gone = set(lost)
     room = MAX_SLICES - len(slices) + len(lost)
     mended: list[SliceSpec] = []
+    ordered = deque(sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer)))
+    num_takers = min(len(ordered), max(1, room // max(1, len(lost))))
     for part in slices:
         if part not in gone:
             mended.append(part)
             continue
-        ordered = sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))
-        pieces = plan_slices(part.stop_chunk - part.first_chunk, ordered[: max(1, room // len(lost))], len(ordered))
+        pieces = plan_slices(part.stop_chunk - part.first_chunk, list(ordered)[:num_takers], len(ordered))
+        ordered.rotate(-num_takers)
         mended += [
             SliceSpec(part.first_chunk + p.first_chunk, part.first_chunk + p.stop_chunk, p.reducer) for p in pieces
         ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
@@ -107,6 +108,16 @@ def test_a_mend_of_many_slices_stays_below_the_largest_number_of_slices() -> Non
         assert mended[-1].stop_chunk == slices[-1].stop_chunk
         assert all(a.stop_chunk == b.first_chunk for a, b in pairwise(mended))
         assert not {part.reducer for part in mended} & {part.reducer for part in slices[:num_lost]}
+
+
+def test_slices_that_are_all_lost_go_to_as_many_others_and_to_none_of_them_alone() -> None:
+    slices = tuple(SliceSpec(2 * i, 2 * i + 2, PeerId(f"p{i:02}")) for i in range(MAX_SLICES))
+    others = [ReducerOffer(PeerId(f"q{i:02}"), i % 3) for i in range(2 * MAX_SLICES)]
+    mended = mend_slices(slices, slices, others)
+    assert len({part.reducer for part in mended}) == len(mended) == MAX_SLICES
+    mended = mend_slices(slices, slices[5:], others[:9])
+    most = max(Counter(part.reducer for part in mended[5:]).values())
+    assert most == -(-(MAX_SLICES - 5) // 9)
 
 
 # --- the record ---------------------------------------------------------------------------------------------------------------
