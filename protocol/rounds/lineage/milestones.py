@@ -26,7 +26,7 @@ from protocol.rounds.messages.wire import decode_body, encode_body
 
 MILESTONE_DOMAIN: Final = "milestone"
 
-MILESTONE_EVERY: Final = 512
+MILESTONE_EVERY: Final = 256
 """Commits from one milestone to the next. A newcomer verifies at most these and SETTLED more: a few seconds of processor time."""
 
 SETTLED: Final = 64
