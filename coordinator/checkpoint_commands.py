@@ -62,7 +62,8 @@ def _push_command(load_models: LoadModels) -> Callable[..., None]:
         """Copy a checkpoint and its export to a folder or bucket, and verify them there.
 
         The place then holds this checkpoint alone, and newest.json with the hash
-        of each file. A host does the same by itself where its run.toml has checkpoint.push.
+        of each file. A host does the same by itself where its run.toml has
+        checkpoint.push.
         """
         from tempfile import TemporaryDirectory
 
