@@ -5,7 +5,6 @@ Rules: R3, R4, R8, R12, R18 (protocol/rounds/RULES.md).
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -293,10 +292,8 @@ def _heartbeats_in_turn(state: RoundState) -> tuple[PeerId, ...]:
 
 
 def _in_turn(state: RoundState, turn: int) -> tuple[PeerId, ...]:
-    """The first turn goes to those after us in the order of ids. So peers that began together tell different others at a time."""
     others = beat_peers(state)
-    first = bisect.bisect(others, state.config.me.peer)
-    begin = (first + turn * NUM_HEARTBEAT_PEERS) % max(1, len(others))
+    begin = turn * NUM_HEARTBEAT_PEERS % max(1, len(others))
     here = (peer for peer in (*others[begin:], *others[:begin]) if not state.peers[peer].left)
     return tuple(itertools.islice(here, NUM_HEARTBEAT_PEERS))
 

@@ -25,7 +25,6 @@ from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
 from protocol.rounds.queries import (
     GONE_PATIENCE_S,
     NUM_HEARTBEAT_PEERS,
-    base_opener,
     idle_patience_s,
     is_alive,
     is_suspected,
@@ -270,23 +269,6 @@ def test_heartbeats_go_to_a_constant_number_of_peers_in_a_large_swarm() -> None:
                 assert len(action.to) <= NUM_HEARTBEAT_PEERS + 1
                 asked.update(action.to)
     assert asked >= set(many)
-
-
-def test_of_peers_that_began_together_as_many_tell_each_other_one_in_every_turn() -> None:
-    table = Table(20)
-    acquaint(table)
-    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
-    for _ in range(4):
-        table.now_s += 1.0
-        told = Counter[PeerId]()
-        for seat in table.live():
-            others = {
-                peer for action in seat.feed(RoundTicked()) if isinstance(action, SendHeartbeat) for peer in action.to
-            }
-            told.update(others - {base_opener(seat.state)})
-        told.pop(base_opener(table.live()[0].state), None)
-        assert set(told.values()) == {NUM_HEARTBEAT_PEERS}
-        assert len(told) == 20 - 1
 
 
 def test_who_left_is_passed_over_and_everybody_else_hears_from_us_in_every_turn() -> None:

@@ -100,7 +100,6 @@ def test_who_is_back_in_another_process_is_named_as_that() -> None:
 
 def test_no_more_are_named_than_a_round_may_have_though_they_had_brought_all() -> None:
     table = Table(5, max_members=4)
-    acquaint(table)
     opener = _opened(table, with_results=True)
     (first,) = opener.sent(Proposal)
     assert isinstance(first, Proposal)
