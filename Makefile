@@ -1,5 +1,5 @@
 # make install   create .venv and install Potluck in it
-# make test      install what tests need, run them all, in three processes beside one another (tests/lanes.py)
+# make test      install what tests need, run them all, in two processes beside one another (tests/lanes.py)
 # make check     format, lint and types
 # make proto     protocol/pb from protocol/proto
 # make settings  peer/SETTINGS.md and coordinator/SETTINGS.md from the settings
@@ -17,7 +17,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for v in 3.11 3.12 3.13 3.14; do "python$$v" -c "" 2>/dev/null && command -v "python$$v" && exit; done; command -v python3)
 PYTEST_ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 2
 # A terminal shows what pip does and how far it is. A log gets one line for each stage.
 QUIET := $(shell test -t 2 || echo --quiet)
 PIP_INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt

@@ -1,9 +1,9 @@
 """Which process runs which tests, where pytest-xdist runs them in several (`make test`; `pytest` alone runs all in one).
 
-The files of one lane run in one process, one after another: two swarms of real processes at once would be too much for two cores. A
-third process works while those wait for rounds. The lane of the swarms is the longest, so it begins first. Simulated worlds are played
-beside it (tests/simulation/conftest.py) and asked for at its end. Every other file is a lane of its own, so that what its tests share
-is made once; long ones are not left for the end, when the other processes may have nothing to do any more.
+The files of one lane run in one process, one after another: two swarms of real processes at once would be too much for two cores.
+That lane is the longest, so it begins first. Simulated worlds are played beside it (tests/simulation/conftest.py) and asked for at its
+end. Every other file is a lane of its own, so that what its tests share is made once; long ones are not left for the end, when the
+other process may have nothing to do any more.
 """
 
 from __future__ import annotations
