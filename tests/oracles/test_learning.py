@@ -139,3 +139,11 @@ def test_members_share_the_tokens_of_a_step_at_every_size() -> None:
         regimes: list[Regime] = [size.regime(members) for members in (1, 4, 8)]
         assert {regime.total_tokens for regime in regimes} == {size.step_tokens * size.num_steps}
         assert all(regime.batch_tokens % size.model.context_tokens == 0 for regime in regimes)
+
+
+def test_a_longer_training_has_more_steps_of_the_same_size_and_a_name_of_its_own() -> None:
+    size = SIZES["0.1M"]
+    longer = size.longer(4)
+    assert (longer.num_steps, longer.name) == (4 * size.num_steps, "0.1M x 4")
+    assert (longer.model, longer.step_tokens) == (size.model, size.step_tokens)
+    assert size.longer(1) == size

@@ -69,6 +69,12 @@ def _chapters(text: str) -> list[str]:
     return names
 
 
+def _times(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} times as many steps; expected a whole number from 1 on")
+    return int(text)
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.learning", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where trainings are kept")
@@ -80,6 +86,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="ways whose name has one of these in it, by |")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--longer", type=_times, default=1, help="times as many steps, to see what passes with time")
     parser.add_argument("--piece-s", type=float, default=PIECE_S, help="seconds until this piece ends")
     parser.add_argument("--device", default="cpu", help="where members train: cpu or cuda")
     parser.add_argument("--threads", type=int, default=1, help="of the processor")
@@ -98,7 +105,7 @@ def _plans(size: Size, options: argparse.Namespace) -> list[TablePlan]:
 def main(arguments: Sequence[str]) -> int:
     """The module's docstring says what the codes mean."""
     options = _options(arguments)
-    size = SIZES[options.size]
+    size = SIZES[options.size].longer(options.longer)
     if size.needs_card and options.device == "cpu":
         print(f"{size.name} takes weeks on a processor; give --device cuda, or a smaller --size", file=sys.stderr)
         return 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from averaging.models.llama.config import LlamaConfig
@@ -25,6 +25,10 @@ class Size:
     num_steps: int
     rates: tuple[float, float, float]
     needs_card: bool = False
+
+    def longer(self, times: int) -> Size:
+        """The same model, trained `times` as long."""
+        return self if times == 1 else replace(self, name=f"{self.name} x {times}", num_steps=times * self.num_steps)
 
     def regime(self, members: int) -> Regime:
         """The same tokens in all, shared by so many members."""
