@@ -1,9 +1,9 @@
 """The word of auditors' verdicts on a contributor: passes make a stranger a member, and fails put a peer aside. Pure.
 
 An auditor does a contributor's steps of a round again and signs the gap that it finds (peer/audits/work_audit_core.py). The gap of
-honest work depends on the model and the text, so it is judged by the run's usual gap over the work of keepers and members. Each auditor
-has one voice in that, however many verdicts it signs. No verdict counts alone. An unusual machine fails now and then, and an auditor
-may lie.
+honest work depends on the model and the text, so it is judged by the run's usual gap over the work of keepers and members. Each
+auditor has one voice in that, however many verdicts it signs. No verdict counts alone. An unusual machine fails now and then, and an
+auditor may lie.
 
 A contributor tells which steps it took. One that tells most auditors none that can be taken again gets no standing from its work: it
 could escape audits for ever. Nobody can prove that it told them, so a few auditors that lie about it must not be enough.
