@@ -128,8 +128,8 @@ class RoundService:
         self._gatherer = Gatherer(tools.network, chain, view)
         driver.until_fetched = self._gatherer.until_fetched
         self._audits = UnitAudits(config, chain, tools, driver.shown, self._tasks, self.tell)
-        self.fetch_work = self._audits.fetch_work
-        """Fetches what an audit of a contributor's work needs, as `WorkFetch.fetch`."""
+        self.work = self._audits.work
+        """Fetches what an audit of a contributor's work needs."""
 
         self._healer = Healer(chain, tools.network, self._trainer_updates, tools.publish, self._live_peers)
         self._lineages = LineageDriver(

@@ -43,17 +43,26 @@ _LENGTH: Final = struct.Struct("<I")
 _WORK: Final = struct.Struct("<QQ")
 """Tokens, and the position in the data after them."""
 
+_STEPS: Final = struct.Struct("<I")
+"""Local steps behind that, where there are some to tell."""
+
 _BALLOT: Final = struct.Struct("<IH")
 _POSITION: Final = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedContribution:
-    """One session's contribution on a base; `next_step` is the local step after its last one in this peer's data."""
+    """One session's contribution on a base.
+
+    Attributes:
+        next_step: the local step after its last one in this peer's data.
+        num_steps: local steps that it is made of, side by side up to there; 0 where it is not made of such.
+    """
 
     root: Root
     tokens: int
     next_step: int
+    num_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,8 @@ def _commit_of(parent: CommitId, raw: bytes) -> CommitId:
 
 def contribution_entry(base: CommitId, offered: LoggedContribution) -> bytes:
     """The entry of a contribution on a base."""
-    return _CONTRIBUTION + base + offered.root + _WORK.pack(offered.tokens, offered.next_step)
+    steps = _STEPS.pack(offered.num_steps) if offered.num_steps else b""
+    return _CONTRIBUTION + base + offered.root + _WORK.pack(offered.tokens, offered.next_step) + steps
 
 
 def promise_entry(base: CommitId, ballot: Ballot) -> bytes:
@@ -295,10 +305,8 @@ def _parts(body: bytes) -> list[bytes]:
 
 
 def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
-    if tag == _CONTRIBUTION and len(body) == 32 + _WORK.size:
-        tokens, next_step = _WORK.unpack(body[32:])
-        contribution = LoggedContribution(Root(body[:32]), tokens, next_step)
-        return replace(known, contributions=(*known.contributions, contribution))
+    if tag == _CONTRIBUTION:
+        return replace(known, contributions=(*known.contributions, _contribution(body)))
     if tag == _LEAVES:
         return replace(known, leaves=tuple(_parts(body)))
     if tag in (_PROMISE, _FORGOTTEN, _ACK, _LONE_ACK):
@@ -314,6 +322,13 @@ def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
             return replace(known, acked=AckedRecord(ballot, rest), acked_before=before)
         return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known
     raise _damage(tag, body)
+
+
+def _contribution(body: bytes) -> LoggedContribution:
+    """Raises struct.error for bytes that `contribution_entry` does not make."""
+    tokens, next_step = _WORK.unpack(body[32 : 32 + _WORK.size])
+    rest = body[32 + _WORK.size :]
+    return LoggedContribution(Root(body[:32]), tokens, next_step, _STEPS.unpack(rest)[0] if rest else 0)
 
 
 def _damage(tag: bytes, body: bytes) -> StorageError:

@@ -12,7 +12,12 @@ from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
 from protocol.ids import CommitId, PeerId
 
 MOST_VERDICTS: Final = 20_000
-"""Rows that are kept; the oldest go first."""
+"""Rows that are kept. One more costs the auditor with the most rows its oldest, so nobody pushes out what others found."""
+
+_DROP_ONE: Final = """
+DELETE FROM verdicts WHERE (SELECT COUNT(*) FROM verdicts) > ? AND rowid = (SELECT MIN(rowid) FROM verdicts WHERE auditor =
+    (SELECT auditor FROM verdicts GROUP BY auditor ORDER BY COUNT(*) DESC, MIN(rowid) LIMIT 1))
+"""
 
 
 def put_verdict(ledger: Ledger, auditor: PeerId, verdict: WorkVerdict, *, now_unix_s: int) -> None:
@@ -22,11 +27,10 @@ def put_verdict(ledger: Ledger, auditor: PeerId, verdict: WorkVerdict, *, now_un
         StorageError: the ledger cannot be written; nothing was.
     """
     numbers = (verdict.gap_ppm, verdict.length_permille, now_unix_s, int(verdict.is_untold))
-    oldest = "DELETE FROM verdicts WHERE rowid IN (SELECT rowid FROM verdicts ORDER BY rowid DESC LIMIT -1 OFFSET ?)"
     with ledger.transaction() as db:
         row = (auditor, verdict.contributor, verdict.commit, *numbers)
         db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        db.execute(oldest, (MOST_VERDICTS,))
+        db.execute(_DROP_ONE, (MOST_VERDICTS,))
 
 
 def verdict_rows(ledger: Ledger) -> Sequence[KnownVerdict]:
@@ -60,7 +64,10 @@ def audited_in(ledger: Ledger, peers: Iterable[PeerId], strangers: Iterable[Peer
     """
     known, apart = verdict_rows(ledger), frozenset(strangers)
     usual = usual_gap(known, {each.contributor for each in known} - apart)
-    return {peer: audited_work([each for each in known if each.contributor == peer], usual) for peer in peers}
+    about = dict[PeerId, list[KnownVerdict]]()
+    for each in known:
+        about.setdefault(each.contributor, []).append(each)
+    return {peer: audited_work(about.get(peer, []), usual) for peer in peers}
 
 
 def _bytes(value: object) -> bytes:

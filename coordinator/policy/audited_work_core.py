@@ -1,11 +1,12 @@
 """The word of auditors' verdicts on a contributor: passes make a stranger a member, and fails put a peer aside. Pure.
 
 An auditor does a contributor's steps of a round again and signs the gap that it finds (peer/audits/work_audit_core.py). The gap of
-honest work depends on the model and the text, so it is judged by the run's usual gap: the median over the work of keepers and members.
-No verdict counts alone. An unusual machine fails now and then, and an auditor may lie.
+honest work depends on the model and the text, so it is judged by the run's usual gap over the work of keepers and members. Each
+auditor has one voice in that, however many verdicts it signs. No verdict counts alone. An unusual machine fails now and then, and an
+auditor may lie.
 
-A contributor tells which steps it took. One that tells several auditors none that can be taken again gets no standing from its work:
-it could escape audits for ever.
+A contributor tells which steps it took. One that tells most auditors none that can be taken again gets no standing from its work: it
+could escape audits for ever. Nobody can prove that it told them, so a few auditors that lie about it must not be enough.
 
 Ten passes are those after which BOINC trusts a machine (https://boinc.berkeley.edu/trac/wiki/AdaptiveReplication).
 """
@@ -71,7 +72,7 @@ class AuditedWork:
         num_aside: how often it was put aside.
         aside_until_unix_s: until then it gets no new credential; 0 if it never was put aside.
         num_untold: among its newest verdicts, those of auditors that it told no steps which they could take again.
-        tells_nothing: they are most of these verdicts, by FAILS auditors at least.
+        tells_nothing: most auditors, FAILS of them at least, found so in most of their newest verdicts.
     """
 
     num_passes: int = 0
@@ -103,6 +104,9 @@ class _Counting:
     newest: list[tuple[PeerId, bool | None]] = field(default_factory=list)
     """Auditors and whether the work passed; None where no steps were told."""
 
+    by_auditor: dict[PeerId, list[bool]] = field(default_factory=dict)
+    """Whether steps were told, in the newest verdicts of each auditor."""
+
     num_aside: int = 0
     until_unix_s: float = 0.0
 
@@ -124,27 +128,33 @@ class _Counting:
 
     def _remember(self, auditor: PeerId, passed: bool | None) -> None:
         self.newest = [*self.newest, (auditor, passed)][-REMEMBERED:]
+        self.by_auditor[auditor] = [*self.by_auditor.get(auditor, []), passed is not None][-REMEMBERED:]
 
     def _said(self, passed: bool | None) -> list[PeerId]:
         return [auditor for auditor, found in self.newest if found is passed]
 
     def outcome(self) -> AuditedWork:
-        untold, num_fails = self._said(None), len(self._said(False))
-        tells_nothing = len(set(untold)) >= FAILS and 2 * len(untold) > len(self.newest)
+        num_untold, num_fails = len(self._said(None)), len(self._said(False))
+        num_silent = sum(2 * sum(told) < len(told) for told in self.by_auditor.values())
+        tells_nothing = num_silent >= FAILS and 2 * num_silent > len(self.by_auditor)
         found = AuditedWork(self.passes, frozenset(self.auditors), num_fails, self.num_aside, self.until_unix_s)
-        return replace(found, num_untold=len(untold), tells_nothing=tells_nothing)
+        return replace(found, num_untold=num_untold, tells_nothing=tells_nothing)
 
 
 def usual_gap(verdicts: Iterable[KnownVerdict], trusted: Collection[PeerId]) -> float | None:
-    """The run's usual gap; None while it cannot be told, or is too small to judge by.
+    """The run's usual gap: the lower median over auditors of the median that each of them found. None while it cannot be told, or is
+    too small to judge by.
 
     Args:
-        trusted: keepers and members. Strangers cannot move it.
+        trusted: keepers and members. Strangers cannot move it, and one auditor of three cannot either.
     """
-    gaps = [verdict.gap for verdict in verdicts if verdict.contributor in trusted and not verdict.is_untold]
-    if len(gaps) < FEWEST_GAPS:
+    gaps = dict[PeerId, list[float]]()
+    for verdict in verdicts:
+        if verdict.contributor in trusted and not verdict.is_untold:
+            gaps.setdefault(verdict.auditor, []).append(verdict.gap)
+    if sum(map(len, gaps.values())) < FEWEST_GAPS:
         return None
-    found = statistics.median(gaps)
+    found = statistics.median_low([statistics.median(each) for each in gaps.values()])
     return found if found >= LEAST_USUAL_GAP else None
 
 

@@ -8,8 +8,9 @@ training, and in a small share of the time. If anything fails, only the audit is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from secrets import SystemRandom, token_hex
 from typing import Final, Protocol, runtime_checkable
 
@@ -60,6 +61,10 @@ ORDER_WITHIN_S: Final = 600.0
 SEND_WITHIN_S: Final = 300.0
 SEND_EVERY_S: Final = 3.0
 """A verdict is sent to a host that is away for so long, and so often."""
+
+ASKED_AGAIN_FOR_S: Final = 3600.0
+ASKED_EVERY_S: Final = 10.0
+"""A contributor that tells no steps is asked again for so long, and so often: it may be starting again, or its line be down."""
 
 LOOK_EVERY_S: Final = 1.0
 """Between two looks at whether the owner allows training again."""
@@ -182,7 +187,7 @@ class WorkAuditing:
 
     async def _drawn(self, service: RoundService, link: ChainLink) -> _Drawn | None:
         """The contribution to audit of those that a commit counts; None where its round was not drawn or nothing can be compared. The
-        host hears of a contributor that tells no steps.
+        host hears of a contributor that stays and tells no steps.
         """
         record, base = link.record, _before(service, link)
         if record is None or record.rewind or base is None or base.parent not in self._asked:
@@ -192,16 +197,36 @@ class WorkAuditing:
         if entry is None:
             return None
         chunks = compared_chunks(record, entry.peer, grid.chunk_elements, tools.draw)
-        is_claimed = claimed_steps(entry, tools.batch_tokens) > 0
-        work = await service.fetch_work(record, entry, chunks) if is_claimed and chunks else ShownWork(None, {})
-        why = why_untold(entry, work.steps, self._told.get(entry.peer, 0), tools.batch_tokens) if chunks else ""
-        if why or work.steps is None or not work.chunks:
+        work, steps, is_here = await self._shown(service, record, entry, chunks)
+        why = why_untold(entry, steps, self._told.get(entry.peer, 0), tools.batch_tokens) if chunks and is_here else ""
+        if why or steps is None or not work.chunks:
             log.info("not_audited", of=peer_name(entry.peer), reason=why or "nothing of its work was shown")
             if why:
                 await self._bring(untold_of(link.unit, link.commit, entry.peer, entry.root))
             return None
-        self._note_told(entry.peer, work.steps.first_step + work.steps.num_steps)
-        return _Drawn(link, base.total_tokens, entry, work.steps, work, grid.chunk_elements)
+        self._note_told(entry.peer, steps.first_step + steps.num_steps)
+        return _Drawn(link, base.total_tokens, entry, steps, work, grid.chunk_elements)
+
+    async def _shown(
+        self, service: RoundService, record: CommitRecord, entry: Contributor, chunks: Sequence[int]
+    ) -> tuple[ShownWork, StepsTaken | None, bool]:
+        """The shown work of a contributor, its steps, and whether it stayed here: one that goes away after a round hides nothing.
+
+        One that tells no steps is asked again until a later commit counts it, and once more.
+        """
+        if not chunks or not claimed_steps(entry, self.tools.batch_tokens):
+            return ShownWork(None, {}), None, True
+        work = await service.work.fetch(record, entry, chunks)
+        if work.steps is not None:
+            return work, work.steps, True
+        with trio.move_on_after(ASKED_AGAIN_FOR_S):
+            while True:
+                await trio.sleep(ASKED_EVERY_S)
+                is_counted = _is_counted_after(service, record.index, entry.peer)
+                steps = await service.work.steps(record, entry)
+                if steps is not None or is_counted:
+                    return work, steps, True
+        return work, None, False
 
     def _drawn_entry(self, record: CommitRecord) -> Contributor | None:
         """The drawn contributor to a round in which this peer took enough steps itself; None where the drawn one took too few."""
@@ -325,6 +350,12 @@ async def _next_link(service: RoundService, known: ChainLink) -> ChainLink:
 def _before(service: RoundService, link: ChainLink) -> ChainLink | None:
     """The base of a commit at the head; None where it is not here any more."""
     return next((each for each in service.chain.links[-4:] if each.commit == link.parent), None)
+
+
+def _is_counted_after(service: RoundService, index: int, peer: PeerId) -> bool:
+    """Whether a commit after the one of this index counts work of a peer."""
+    later = takewhile(lambda link: link.index > index, reversed(service.chain.links))
+    return any(link.record is not None and link.record.contributor(peer) is not None for link in later)
 
 
 def _finding(work: ShownWork, redone_N: torch.Tensor, control_N: torch.Tensor) -> Finding | None:

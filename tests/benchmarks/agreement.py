@@ -36,8 +36,8 @@ INT8: Final = WAYS["int8"]
 SCHEDULES: Final[Mapping[str, Way]] = MappingProxyType(
     {
         "int8": INT8,
-        "int4": replace(INT8, codec="int4"),
-        "e3m0": replace(INT8, codec="e3m0"),
+        "int4": WAYS["int4"],
+        "e3m0": WAYS["e3m0"],
         "topk with feedback": WAYS["topk"],
         "int8, overlap of 3 steps": replace(INT8, delay=3),
         "int8, 3 fragments": replace(INT8, num_fragments=3),

@@ -49,6 +49,8 @@ PLAIN: Final = "off"
 WAYS: Final[Mapping[str, Way]] = MappingProxyType(
     {
         "int8": Way("int8", ramp=Ramp(LOCAL_STEPS), codec="int8"),
+        "int4": Way("int4", ramp=Ramp(LOCAL_STEPS), codec="int4"),
+        "e3m0": Way("e3m0", ramp=Ramp(LOCAL_STEPS), codec="e3m0"),
         "topk": Way("topk with feedback", ramp=Ramp(LOCAL_STEPS), codec="topk", result="top12", beta=0.95),
     }
 )

@@ -397,6 +397,7 @@ class Snapshot:
         next_step: the local step after them, which is the position in this peer's data.
         lanes: the lane parts that make up these tokens, in a run of lanes.
         may_overwrite: whether the caller may write into `theta_N`. A shift made there costs no memory.
+        num_readers: replicas that share this peer's data. With one, the steps lie side by side in it.
     """
 
     theta_N: torch.Tensor
@@ -405,6 +406,7 @@ class Snapshot:
     next_step: int
     lanes: tuple[LanePart, ...] = ()
     may_overwrite: bool = False
+    num_readers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

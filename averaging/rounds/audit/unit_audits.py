@@ -6,9 +6,9 @@ from averaging.network.seams.interfaces import Stream
 from averaging.rounds.audit.sum_audit import SumAudit
 from averaging.rounds.audit.sum_check import SumCheck
 from averaging.rounds.audit.sum_proofs import SumProofs
-from averaging.rounds.audit.work_fetch import WorkFetch
+from averaging.rounds.audit.work_fetch import WorkFetch, send_steps
 from averaging.rounds.exchange.chunk_means import ChunkMeans
-from averaging.rounds.exchange.shown_offers import ShownOffers, send_shown, send_steps
+from averaging.rounds.exchange.shown_offers import ShownOffers, send_shown
 from averaging.rounds.lineage.round_context import RoundContext, Tasks, Tell
 from averaging.rounds.lineage.unit_chain import UnitChain
 from protocol.rounds.lineage.record_rules import SignatureCheck
@@ -28,11 +28,12 @@ class UnitAudits:
         proofs = SumProofs(check, tools, tell)
         self._tools = tools
         self._shown = shown
+        self._chain = chain
         self._proofs = proofs
         self.look = SumAudit(config, chain, tools, shown, proofs, tasks).look
         self.load = proofs.load
         self.fetch = proofs.fetch
-        self.fetch_work = WorkFetch(chain, tools, shown).fetch
+        self.work = WorkFetch(chain, tools, shown)
 
     async def serve(self, request: FetchRequest, stream: Stream) -> bool:
         """Whether this request is about audits, and was answered."""
@@ -42,7 +43,7 @@ class UnitAudits:
             case FetchChunk():
                 await send_shown(self._shown.on(request.base), request, self._tools.offload, stream)
             case FetchSteps():
-                await send_steps(self._shown.steps_of(request.root), stream)
+                await send_steps(self._chain.offered.steps_of(request.root), stream)
             case _:
                 return False
         return True

@@ -1,7 +1,7 @@
 """Fetches what an audit of a peer's work compares: the local steps that the peer says it took, and some chunks of its contribution.
 
 The contributor and the reducers show chunks only for a short time after the commit, so both are fetched as soon as the commit is here.
-The chunks come by the requests of sum audits.
+The chunks come by the requests of sum audits. The steps are told for some rounds, so a contributor that is away is asked again.
 
 Rules: R27 (protocol/rounds/RULES.md).
 """
@@ -17,7 +17,7 @@ import torch
 import trio
 
 from averaging.arithmetic.batched_codec import decode_run
-from averaging.network.seams.interfaces import Network
+from averaging.network.seams.interfaces import Network, Stream
 from averaging.rounds.audit.chunk_fetch import ASKED_WITHIN_S, Collecting, collecting_of
 from averaging.rounds.exchange.shown_offers import ShownOffers
 from averaging.rounds.lineage.round_context import RoundContext
@@ -28,7 +28,7 @@ from protocol.identity.names import peer_name
 from protocol.rounds.audit.sum_audit_core import Pick
 from protocol.rounds.messages.record import CommitRecord, Contributor, SliceRecord
 from protocol.rounds.messages.requests import FetchSteps, StepsTaken
-from protocol.rounds.messages.wire import decode_body
+from protocol.rounds.messages.wire import decode_body, encode_body
 
 log = structlog.get_logger()
 
@@ -55,21 +55,22 @@ class WorkFetch:
     shown: ShownOffers
 
     async def fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork:
-        """The steps of a contributor, and those of these chunks of its contribution that a peer still shows. Ends within seconds. No
-        chunk is asked for where no steps are told.
+        """The steps of a contributor, and those of these chunks of its contribution that a peer still shows. Ends within seconds.
 
         Args:
             entry: the contributor, in that record.
             chunks: numbers of chunks, each in a slice that sums the contribution.
         """
-        steps = await steps_told(self.tools.network, record, entry)
-        if steps is None:
-            return ShownWork(None, {})
         found: dict[int, torch.Tensor] = {}
         async with trio.open_nursery() as nursery:
             for chunk in chunks:
                 nursery.start_soon(self._take, record, entry, chunk, found)
+            steps = await self.steps(record, entry)
         return ShownWork(steps, {chunk: found[chunk] for chunk in chunks if chunk in found})
+
+    async def steps(self, record: CommitRecord, entry: Contributor) -> StepsTaken | None:
+        """The local steps that made a contribution, as its contributor says; None where it tells none within seconds."""
+        return await steps_told(self.tools.network, record, entry)
 
     async def _take(self, record: CommitRecord, entry: Contributor, chunk: int, found: dict[int, torch.Tensor]) -> None:
         tools, here = self.chain.tools, self.shown.on(record.parent)
@@ -109,3 +110,9 @@ async def steps_told(network: Network, record: CommitRecord, entry: Contributor)
         log.debug("steps_not_told", by=peer_name(entry.peer), reason=error.one_line())
         return None
     return next((each for each in told if each.root == entry.root), None)
+
+
+async def send_steps(steps: StepsTaken | None, stream: Stream) -> None:
+    """Tell the local steps of an own contribution; an empty end answers where they are not known."""
+    if steps is not None:
+        await stream.send_frame(encode_body(steps))

@@ -44,7 +44,7 @@ from protocol.rounds.lineage.rule_numbers import bounds_strangers
 from protocol.rounds.messages.claim import encode_claim
 from protocol.rounds.messages.messages import Proposal, ResultReady
 from protocol.rounds.messages.record import Ballot
-from protocol.rounds.messages.requests import CarryHello, ContributionHeader, ExchangeHello, StepsTaken
+from protocol.rounds.messages.requests import CarryHello, ContributionHeader, ExchangeHello
 from protocol.rounds.schedule.outer_rule import outer_of_round, turns_of_base
 from protocol.rounds.state import RoundConfig
 
@@ -169,10 +169,9 @@ class ExchangeDriver:
             moving.num_bytes = sum(map(len, encoder.chunks))
             encoded, fed = await self._encode(base, encoder)
         # durable before its header leaves; if the head moves meanwhile the contribution is useless
-        await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
-        if snapshot.num_steps:
-            first_step = max(0, snapshot.next_step - snapshot.num_steps)
-            self.shown.took(StepsTaken(encoded.root, first_step, snapshot.num_steps))
+        num_told = snapshot.num_steps if snapshot.num_readers == 1 else 0  # others' steps lie between
+        logged = LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step, num_told)
+        await chain.log_contribution(base, logged)
         config = self._config
         credential, may_overwrite = _credential(config, chain, tools), snapshot.may_overwrite
         header = ContributionHeader(

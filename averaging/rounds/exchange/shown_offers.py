@@ -1,6 +1,5 @@
 """The contributions that this peer can show to others who compute a sum again: those on the running base, and for a while those on the
-one before. Audits begin when a record is settled, and its commit may be there before they have ended. The local steps of our own
-contributions are told, too.
+one before. Audits begin when a record is settled, and its commit may be there before they have ended.
 
 Rules: R27 (protocol/rounds/RULES.md).
 """
@@ -15,35 +14,21 @@ import trio
 from averaging.network.seams.interfaces import Offload, Stream
 from averaging.rounds.exchange.offered_contributions import Offers
 from averaging.rounds.lineage.round_context import Tasks
-from protocol.ids import CommitId, Root
-from protocol.rounds.messages.requests import FetchChunk, StepsTaken
+from protocol.ids import CommitId
+from protocol.rounds.messages.requests import FetchChunk
 from protocol.rounds.messages.wire import encode_body
 
 SHOWN_FOR_S: Final = 10.0
 """How long contributions stay in memory after their commit, unless the next round begins earlier: twice as long as an audit takes."""
 
-MOST_STEPS_KNOWN: Final = 4
-"""Own contributions whose steps are remembered: the newest, and those of a few rounds before."""
-
 
 class ShownOffers:
-    """The offers on two bases at most, and the steps of our own newest contributions."""
+    """The offers on two bases at most."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._now: tuple[CommitId, Offers] | None = None
         self._past: tuple[CommitId, Offers] | None = None
-        self._steps: dict[Root, StepsTaken] = {}
-
-    def took(self, steps: StepsTaken) -> None:
-        """Note the local steps that made our contribution."""
-        self._steps[steps.root] = steps
-        while len(self._steps) > MOST_STEPS_KNOWN:
-            del self._steps[next(iter(self._steps))]
-
-    def steps_of(self, root: Root) -> StepsTaken | None:
-        """The local steps that made our contribution of this root; None where it is not known any more."""
-        return self._steps.get(root)
 
     def begin(self, base: CommitId, offers: Offers) -> None:
         """Offers on a new base will come; those on earlier ones are forgotten, since memory is needed now."""
@@ -74,9 +59,3 @@ async def send_shown(offers: Offers | None, request: FetchChunk, offload: Offloa
         return
     for shown in await offload.run(partial(offers.shown, request.chunk, frozenset(request.roots))):
         await stream.send_frame(encode_body(shown))
-
-
-async def send_steps(steps: StepsTaken | None, stream: Stream) -> None:
-    """Tell the local steps of a contribution; an empty end answers where they are not known."""
-    if steps is not None:
-        await stream.send_frame(encode_body(steps))

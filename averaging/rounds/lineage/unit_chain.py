@@ -89,7 +89,7 @@ class UnitChain:
         """False while our state differs from the one that the run attests (R21); state_repair.py replaces it."""
         self.became_unsound = trio.Event()
         self._tree = tree_of(self._start)
-        self._offered = OfferedWork()
+        self.offered = OfferedWork()
         self._votes = EarlierVotes(partial(open_leave, verifier=tools.verifier, run_id=tools.run_id))
 
     @property
@@ -130,7 +130,7 @@ class UnitChain:
         self.line, self._tree = await self.tools.offload.run(partial(followed, first, logged, self._verified))
         if self.tools.milestones is not None:
             self.tools.milestones.lines[self.tools.unit] = lambda index: self.line.commit_at(index)
-        self._offered = OfferedWork(logged)
+        self.offered = OfferedWork(logged)
         logged_lineage = list(self.links)
         await self.restore_state()
         open_round = self._read_votes(logged)
@@ -193,12 +193,12 @@ class UnitChain:
 
     def data_position(self) -> int:
         """The local step to resume from (offered_work.py)."""
-        return self._offered.next_step(self.line)
+        return self.offered.next_step(self.line)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
         """Write our contribution on a base to disk, before its header leaves (R8)."""
         await self.tools.log.log_contribution(base, contribution)
-        self._offered.add(base, contribution)
+        self.offered.add(base, contribution)
 
     async def start_from(
         self,
@@ -224,7 +224,7 @@ class UnitChain:
         root = await self.updates.root(state)
         # certificates first: the next start cannot use a generation that the log does not lead to
         if milestone is not None:
-            await begin_anew(self.tools.log, milestone, self.line, self._offered)
+            await begin_anew(self.tools.log, milestone, self.line, self.offered)
         base, own = (self.head.commit, len(self.line.certificates)) if milestone is None else (first.commit, 0)
         await self.tools.log.log_lineage(base, [encode_certificate(each) for each in line.certificates[own:]])
         await self.tools.generations.write(state, root)
@@ -321,7 +321,7 @@ class UnitChain:
             if self.rooted != self.state.head:
                 return  # another commit came first: its own `keep` follows
             await self._keep_generation(occasion)
-            is_shorter = await begin_later(self.tools.log, self.tools.milestones, self.line, self._offered)
+            is_shorter = await begin_later(self.tools.log, self.tools.milestones, self.line, self.offered)
             await self._tidy_log(is_due=is_shorter)
             self.is_kept = True
 

@@ -103,6 +103,7 @@ class IslandTrainer:
                 max(offer.num_steps for offer in offers),
                 max(offer.next_step for offer in offers),
                 may_overwrite=True,
+                num_readers=len(self._islands.all),
             )
 
     async def shift(

@@ -170,6 +170,7 @@ class HandTrainer:
         self.theta_N = torch.zeros(GRID.num_elements) if theta_N is None else theta_N
         self.tokens = tokens
         self.next_step = 1
+        self.num_readers = 1
         self.num_replicas = 1
         self.done: list[str] = []
         self.schedule = 0
@@ -199,7 +200,7 @@ class HandTrainer:
 
     async def snapshot(self) -> Snapshot:
         await self._take("snapshot")
-        return Snapshot(self.theta_N.clone(), self.tokens, 1, self.next_step)
+        return Snapshot(self.theta_N.clone(), self.tokens, 1, self.next_step, num_readers=self.num_readers)
 
     async def shift(
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from averaging.state.log_entries import (
@@ -23,7 +25,7 @@ from protocol.rounds.messages.wire import encode_certificate
 from tests.protocol.rounds.made_commits import Made, lineage_on
 from tests.protocol.rounds.round_table import Table
 
-OFFERED = LoggedContribution(Root(b"r" * 32), 7, 5)
+OFFERED = LoggedContribution(Root(b"r" * 32), 7, 5, 3)
 
 
 def _lineage(length: int = 4, salt: int = 0) -> tuple[Table, list[Made]]:
@@ -112,3 +114,12 @@ def test_an_entry_of_no_known_kind_is_damage() -> None:
 
 def test_an_empty_log_begins_at_the_genesis() -> None:
     assert read_entries([])[0] == LoggedRounds([])
+
+
+def test_a_contribution_of_an_older_release_has_no_number_of_steps_and_one_of_another_length_is_damage() -> None:
+    base = CommitId(b"b" * 32)
+    entry = contribution_entry(base, replace(OFFERED, num_steps=0))
+    assert read_entries([entry])[0].bases[base].contributions == (replace(OFFERED, num_steps=0),)
+    for damaged in (entry[:-1], entry + b"x", contribution_entry(base, OFFERED) + b"x"):
+        with pytest.raises(StorageError, match="restore or rejoin"):
+            read_entries([damaged])

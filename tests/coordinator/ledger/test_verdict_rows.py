@@ -49,6 +49,17 @@ def test_the_oldest_verdicts_go_when_there_are_too_many(tmp_path: Path, monkeypa
         assert [int.from_bytes(each.commit, "big") for each in kept] == [7, 8, 9, 10, 11]
 
 
+def test_an_auditor_that_signs_very_many_verdicts_pushes_out_its_own_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict_rows, "MOST_VERDICTS", 8)
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number in (1, 2, 4, *range(6, 60, 3)):  # those that 3 divides are one auditor's
+            _put(ledger, STRANGER, 0.2, number)
+        kept = verdict_rows.verdict_rows(ledger)
+        assert [int.from_bytes(each.commit, "big") for each in kept] == [1, 2, 4, 45, 48, 51, 54, 57]
+
+
 def test_a_peer_that_told_no_steps_is_known_after_a_restart(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         for number, auditor in enumerate("ab"):

@@ -92,11 +92,20 @@ def test_a_contribution_of_fewer_steps_than_it_claims_fails_though_it_points_rig
 
 
 def test_the_usual_gap_is_the_median_over_trusted_work_whatever_strangers_send() -> None:
-    about_keeper = _verdicts(*[("a", 0.4), ("b", 0.8), ("c", 0.9)] * 3, contributor=KEEPER)
+    about_keeper = _verdicts(*[("a", 0.8), ("b", 0.4), ("c", 0.9)] * 3, contributor=KEEPER)
     about_stranger = _verdicts(*[("a", -2.0)] * 1000)
     assert usual_gap([*about_keeper, *about_stranger], {KEEPER}) == 0.8
     assert usual_gap(about_stranger, {KEEPER}) is None
     assert usual_gap(about_keeper[: FEWEST_GAPS - 1], {KEEPER}) is None
+
+
+def test_one_auditor_of_three_moves_no_usual_gap_however_many_verdicts_it_signs() -> None:
+    honest = _verdicts(*[("a", 0.7), ("b", 0.9)] * 4, contributor=KEEPER)
+    for gap in (2.0, -2.0):
+        flood = _verdicts(*[("liar", gap)] * 1000, contributor=KEEPER)
+        assert usual_gap([*honest, *flood], {KEEPER}) in (0.7, 0.9)
+    of_two = [*honest[::2], *_verdicts(*[("liar", 2.0)] * 1000, contributor=KEEPER)]
+    assert usual_gap(of_two, {KEEPER}) == 0.7, "of two the lower one: honest work must not fail"
 
 
 @pytest.mark.parametrize("gap", [0.19, 0.0, -0.5])
@@ -121,11 +130,17 @@ def test_a_peer_that_tells_several_auditors_none_of_its_steps_is_known_for_that_
 
 
 def test_a_peer_that_tells_its_steps_more_often_than_not_may_be_silent_now_and_then() -> None:
-    told = _by_turns("abc", [GOOD] * 5)
+    told = _by_turns("abc", [GOOD] * 6)
     for usual in (None, USUAL):
         assert not audited_work([*told, *_untold("abcab")], usual).tells_nothing
-        assert audited_work([*told, *_untold("abcabc")], usual).tells_nothing
-        assert not audited_work([*_untold("abc" * 10), *told, *told], usual).tells_nothing
+        assert audited_work([*told, *_untold("abc" * 3)], usual).tells_nothing
+        assert not audited_work([*_untold("abc" * 10), *told, *told, *told], usual).tells_nothing
+
+
+def test_two_auditors_that_lie_about_a_peers_silence_do_nothing_where_as_many_others_hear_it() -> None:
+    told = _by_turns("cd", [GOOD] * 2)
+    assert not audited_work([*told, *_untold("ab" * 50)], USUAL).tells_nothing
+    assert audited_work([*told[:1], *_untold("ab" * 50)], USUAL).tells_nothing, "two of three are most"
 
 
 def test_verdicts_on_steps_that_nobody_told_are_neither_passes_nor_fails_and_move_no_usual_gap() -> None:

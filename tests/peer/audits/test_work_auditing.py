@@ -19,7 +19,7 @@ from averaging.rounds.unit_service import RoundService
 from coordinator.policy.audited_work_core import KnownVerdict, passes
 from peer.audits.audit_turns import LONGEST_STEP_S, AuditTurns
 from peer.audits.trainer_state import state_of
-from peer.audits.work_auditing import AUDIT_WITHIN_S, PAUSED_FOR_S, AuditTools, WorkAuditing
+from peer.audits.work_auditing import ASKED_AGAIN_FOR_S, AUDIT_WITHIN_S, PAUSED_FOR_S, AuditTools, WorkAuditing
 from peer.scores.scoring_core import TimeBudget
 from peer.training.worker_channel import Command, Redone, Reply
 from protocol.errors import RefusedError, UnreachableError
@@ -56,6 +56,8 @@ class _Scene:
         sent_N: what the stranger sent. told: the steps that it tells.
         ops: the orders to the training process. doing: what the audit says that it does.
         turn_s: duration of a turn; 0 for as long as it takes. wait_s: until an own step ends. for_s: duration of the scene.
+        is_away: whether the stranger answers nothing now. asked_s: when it was asked again. stays: a commit after a minute counts
+            it, too.
     """
 
     world: World
@@ -73,6 +75,9 @@ class _Scene:
     wait_s: float = 0.0
     for_s: float = 1000.0
     draw: Callable[[], float] = random.Random(1).random
+    is_away: Callable[[], bool] = lambda: False
+    stays: bool = True
+    asked_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.turns = AuditTurns(self.world.trainers[AUDITOR])
@@ -86,7 +91,7 @@ class _Scene:
             chain=SimpleNamespace(tools=tools, links=self.links[:1]),
             wait_changed=self._wait,
             wait_adopted=trio.lowlevel.checkpoint,
-            fetch_work=self._fetch,
+            work=SimpleNamespace(fetch=self._fetch, steps=self._steps),
         )
 
     def _link(self, number: int, first: int, total_tokens: int) -> ChainLink:
@@ -113,10 +118,13 @@ class _Scene:
 
     async def _fetch(self, record: CommitRecord, entry: Contributor, chunks: Sequence[int]) -> ShownWork:
         assert record.contributor(STRANGER) == entry
-        if self.told is None:
-            return ShownWork(None, {})
         shown = {chunk: self.sent_N[slice(*self.grid.bounds(chunk))] for chunk in chunks}
-        return ShownWork(self.told, shown)
+        return ShownWork(None if self.is_away() else self.told, shown)
+
+    async def _steps(self, record: CommitRecord, entry: Contributor) -> StepsTaken | None:
+        assert record.contributor(STRANGER) == entry
+        self.asked_s.append(trio.current_time())
+        return None if self.is_away() else self.told
 
     async def _order(self, command: Command) -> Reply | None:
         self.ops.append(command.op)
@@ -171,7 +179,11 @@ class _Scene:
             self.commit(self.links[1])
             await trio.testing.wait_all_tasks_blocked()
             self.commit(self._link(3, 2, self.links[1].total_tokens + 640))
-            await trio.sleep(self.for_s)
+            await trio.sleep(60.0)
+            if self.stays:
+                later = self._link(4, 3, self.links[1].total_tokens + 1280)
+                self.service.chain.links.append(later)  # its own audit is not of this scene
+            await trio.sleep(self.for_s - 60.0)
             nursery.cancel_scope.cancel()
         assert all(torch.equal(a, b) for a, b in zip(before.values, state_of(trainer).values, strict=True))
 
@@ -245,6 +257,35 @@ async def test_a_contributor_that_tells_no_steps_or_others_than_it_claims_is_tol
     (verdict,) = scene.verdicts
     assert (verdict.contributor, verdict.root, verdict.is_untold) == (STRANGER, _root(CONTRIBUTOR), True)
     assert "audit_redo" not in scene.ops
+
+
+async def test_a_contributor_that_is_asked_while_it_starts_again_tells_its_steps_later_and_is_judged_by_them(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    began_s = trio.current_time()
+    scene = replace(_scene(world), is_away=lambda: trio.current_time() < began_s + 55.0)
+    await scene.run()
+    (verdict,) = scene.verdicts
+    assert not verdict.is_untold
+    assert _passes(verdict)
+
+
+async def test_a_contributor_that_goes_away_after_its_round_and_comes_into_no_other_is_no_silent_one(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), is_away=lambda: True, stays=False, for_s=2.0 * ASKED_AGAIN_FOR_S)
+    await scene.run()
+    assert scene.verdicts == []
+    assert 0.0 < scene.asked_s[-1] - scene.asked_s[0] <= ASKED_AGAIN_FOR_S
+
+
+async def test_a_contributor_that_answers_no_auditor_and_is_counted_again_is_told_of_to_the_host(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), is_away=lambda: True)
+    await scene.run()
+    (verdict,) = scene.verdicts
+    assert verdict.is_untold
 
 
 async def test_a_round_whose_beginning_was_not_kept_is_not_judged(

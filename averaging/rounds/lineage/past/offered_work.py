@@ -1,13 +1,23 @@
 """Our contributions (R8) on the bases of a unit's lineage, and the place in this peer's data that follows from them.
 
-Rules: R8 (protocol/rounds/RULES.md).
+The local steps of the newest ones are told to auditors, also after a restart. A peer that could not tell them would look like one that
+hides them.
+
+Rules: R8, R27 (protocol/rounds/RULES.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 from averaging.rounds.lineage.past.followed_line import FollowedLine
 from averaging.state.log_entries import LoggedContribution, LoggedRounds
 from protocol.ids import CommitId, Root
+from protocol.rounds.messages.requests import StepsTaken
+
+MOST_STEPS_KNOWN: Final = 4
+"""Own contributions whose steps are told: the newest, and those of a few rounds before."""
 
 
 class OfferedWork:
@@ -19,10 +29,25 @@ class OfferedWork:
         bases = logged.bases if logged is not None else {}
         self.settled_step = logged.begins.next_step if logged is not None and logged.begins is not None else 0
         self._by_base = {base: known.contributions for base, known in bases.items() if known.contributions}
+        self._told: dict[Root, LoggedContribution] = {}
+        self._tell(each for found in self._by_base.values() for each in found)
 
     def add(self, base: CommitId, contribution: LoggedContribution) -> None:
         """A contribution was written to disk."""
         self._by_base[base] = (*self._by_base.get(base, ()), contribution)
+        self._tell([contribution])
+
+    def _tell(self, contributions: Iterable[LoggedContribution]) -> None:
+        for each in contributions:
+            if each.num_steps:
+                self._told[each.root] = each
+            while len(self._told) > MOST_STEPS_KNOWN:
+                del self._told[next(iter(self._told))]
+
+    def steps_of(self, root: Root) -> StepsTaken | None:
+        """The local steps that made our contribution of this root; None where they are not known any more, or lie apart."""
+        found = self._told.get(root)
+        return StepsTaken(root, max(0, found.next_step - found.num_steps), found.num_steps) if found else None
 
     def next_step(self, line: FollowedLine) -> int:
         """The local step to resume from: after the last one that a commit of this lineage counted, or that an offered contribution

@@ -32,7 +32,7 @@ from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.claim import decode_claim
 from protocol.rounds.messages.messages import ResultHeader, ResultReady
 from protocol.rounds.messages.record import Ballot
-from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello
+from protocol.rounds.messages.requests import ContributionHeader, ExchangeHello, StepsTaken
 from protocol.rounds.messages.wire import decode_body, encode_body
 from tests.averaging.rounds.exchange_world import (
     Side,
@@ -184,7 +184,7 @@ async def test_the_root_of_a_contribution_is_on_disk_when_the_machine_hears_of_i
         scene.bench.trainer.next_step = 7
         scene.prepare()
         ready = await scene.bench.until_reported(ContributionReady)
-        assert await scene.logged() == (LoggedContribution(ready.root, TOKENS, 7),)
+        assert await scene.logged() == (LoggedContribution(ready.root, TOKENS, 7, 1),)
         assert (ready.base, ready.tokens) == (scene.world.genesis.head, TOKENS)
         assert Contributed(ready.root) in scene.bench.published
         scene.exchanging.begin(proposal_by(scene.world, 1))
@@ -192,6 +192,18 @@ async def test_the_root_of_a_contribution_is_on_disk_when_the_machine_hears_of_i
         header = _header(scene.hellos[0])
         assert (header.root, header.tokens, header.member) == (ready.root, TOKENS, scene.party.member)
         assert (header.attested, header.attested_root) == (scene.world.genesis.head, scene.party.chain.root)
+
+
+@pytest.mark.parametrize("num_readers", [1, 2])
+async def test_auditors_are_told_the_steps_of_a_contribution_unless_those_of_another_replica_lie_between(
+    num_readers: int, autojump_clock: Clock
+) -> None:
+    async with _scene() as scene:
+        scene.bench.trainer.next_step, scene.bench.trainer.num_readers = 7, num_readers
+        scene.prepare()
+        ready = await scene.bench.until_reported(ContributionReady)
+        told = StepsTaken(ready.root, 6, 1) if num_readers == 1 else None
+        assert scene.party.chain.offered.steps_of(ready.root) == told
 
 
 async def test_a_delta_asked_for_while_a_commit_is_being_adopted_waits_for_the_adoption(autojump_clock: Clock) -> None:
@@ -318,7 +330,7 @@ async def test_after_a_restart_a_session_contributes_again_on_the_base_and_both_
         await scene.party.log.log_contribution(scene.world.genesis.head, earlier)
         scene.prepare()
         ready = await scene.bench.until_reported(ContributionReady)
-        assert await scene.logged() == (earlier, LoggedContribution(ready.root, TOKENS, 1))
+        assert await scene.logged() == (earlier, LoggedContribution(ready.root, TOKENS, 1, 1))
 
 
 # --- a contribution and its exchange ------------------------------------------------------------------------------------------

@@ -3,11 +3,10 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from averaging.rounds.exchange.shown_offers import MOST_STEPS_KNOWN, SHOWN_FOR_S, ShownOffers
+from averaging.rounds.exchange.shown_offers import SHOWN_FOR_S, ShownOffers
 from averaging.rounds.lineage.round_context import Tasks
-from protocol.ids import CommitId, Root
+from protocol.ids import CommitId
 from protocol.merkle import leaf_hash, range_root
-from protocol.rounds.messages.requests import StepsTaken
 from tests.averaging.rounds.offers_world import GRID, contribution, new_offers, offer_of
 
 ONE, TWO = CommitId(b"1" * 32), CommitId(b"2" * 32)
@@ -50,14 +49,3 @@ def test_a_chunk_is_shown_with_the_path_to_its_root_from_what_a_reducer_has_of_i
             assert range_root(GRID.num_chunks, chunk, [leaf_hash(each.data)], path) == each.root
     assert offers.shown(0, roots) == [], "it is not of our slice"
     assert offers.shown(1, set()) == []
-
-
-def test_steps_of_the_newest_own_contributions_are_told_and_older_ones_forgotten() -> None:
-    shown = ShownOffers(Tasks(lambda report: None))
-    roots = [Root(bytes([number]) * 32) for number in range(MOST_STEPS_KNOWN + 1)]
-    for number, root in enumerate(roots):
-        shown.took(StepsTaken(root, 10 * number, 10))
-    assert shown.steps_of(roots[0]) is None
-    assert [shown.steps_of(root) for root in roots[1:]] == [
-        StepsTaken(root, 10 * number, 10) for number, root in enumerate(roots) if number
-    ]

@@ -159,6 +159,7 @@ async def test_a_snapshot_is_the_mean_by_tokens_of_two_peers_that_read_the_same_
         snapshot = await both.trainer.snapshot()
         assert snapshot.tokens == sum(tokens)
         assert snapshot.num_steps == max(tokens) // BATCH_TOKENS
+        assert snapshot.num_readers == 2
         assert snapshot.next_step == max(2 * (each // BATCH_TOKENS) + place for place, each in enumerate(tokens))
         alone = [_alone(plan, both.anchor_N, each) for plan, each in zip(both.plans, tokens, strict=True)]
         mean_N = sum(

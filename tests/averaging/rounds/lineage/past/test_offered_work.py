@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from averaging.rounds.lineage.past.followed_line import FollowedLine
-from averaging.rounds.lineage.past.offered_work import OfferedWork
+from averaging.rounds.lineage.past.offered_work import MOST_STEPS_KNOWN, OfferedWork
 from averaging.state.log_entries import LoggedBase, LoggedContribution, LoggedMilestone, LoggedRounds
-from protocol.ids import Root
+from protocol.ids import CommitId, Root
+from protocol.rounds.messages.requests import StepsTaken
 from tests.protocol.rounds.made_commits import Made, lineage_on
 from tests.protocol.rounds.round_table import Table
 
@@ -56,3 +57,26 @@ def test_a_log_that_begins_at_a_milestone_names_the_step() -> None:
     anew = OfferedWork(LoggedRounds([], bases))
     anew.begin_anew(6)
     assert anew.next_step(line) == 6
+
+
+def test_steps_of_the_newest_contributions_are_told_also_after_a_restart_and_older_ones_forgotten() -> None:
+    roots = [Root(bytes([number]) * 32) for number in range(MOST_STEPS_KNOWN + 1)]
+    logged = {
+        CommitId(bytes(root)): LoggedBase((LoggedContribution(root, 80, 10 * (number + 1), 8),))
+        for number, root in enumerate(roots)
+    }
+    works = [OfferedWork(LoggedRounds([], logged)), OfferedWork()]
+    for base, known in logged.items():
+        works[1].add(base, known.contributions[0])
+    for work in works:
+        assert work.steps_of(roots[0]) is None
+        told = [work.steps_of(root) for root in roots[1:]]
+        assert told == [StepsTaken(root, 10 * number + 2, 8) for number, root in enumerate(roots) if number]
+    works[0].begin_anew(99)
+    assert works[0].steps_of(roots[1]) is not None, "an audit of it may still come"
+
+
+def test_steps_that_lie_apart_or_were_logged_without_their_number_are_not_told() -> None:
+    root = Root(b"r" * 32)
+    work = OfferedWork(LoggedRounds([], {CommitId(b"b" * 32): LoggedBase((_offered(root, 5),))}))
+    assert work.steps_of(root) is None
