@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from coordinator.ledger.ledger import Ledger
-from coordinator.policy.audited_work_core import AuditedWork, KnownVerdict, audited_work, usual_gap
+from coordinator.policy.audited_work_core import AuditedWork, KnownVerdict, audited_work, usual_fit
 from protocol.errors import StorageError
 from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
 from protocol.ids import CommitId, PeerId
@@ -60,10 +60,10 @@ def audited_in(ledger: Ledger, peers: Iterable[PeerId], strangers: Iterable[Peer
     """The records of these peers with auditors. Blocks.
 
     Args:
-        strangers: those whose work says nothing about the run's usual gap.
+        strangers: those whose work says nothing about the run's usual fit.
     """
     known, apart = verdict_rows(ledger), frozenset(strangers)
-    usual = usual_gap(known, {each.contributor for each in known} - apart)
+    usual = usual_fit(known, {each.contributor for each in known} - apart)
     about = dict[PeerId, list[KnownVerdict]]()
     for each in known:
         about.setdefault(each.contributor, []).append(each)

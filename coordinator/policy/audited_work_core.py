@@ -1,9 +1,9 @@
 """The word of auditors' verdicts on a contributor: passes make a stranger a member, and fails put a peer aside. Pure.
 
-An auditor does a contributor's steps of a round again and signs the gap that it finds (peer/audits/work_audit_core.py). The gap of
-honest work depends on the model and the text, so it is judged by the run's usual gap over the work of keepers and members. Each
-auditor has one voice in that, however many verdicts it signs. No verdict counts alone. An unusual machine fails now and then, and an
-auditor may lie.
+An auditor does a contributor's steps of a round again and signs the gap (peer/audits/work_audit_core.py) and the length that it finds.
+Both make the fit (`fit_of`). That of honest work depends on the model and the text, so it is judged by the run's usual fit over the
+work of keepers and members. Each auditor has one voice in that, however many verdicts it signs. No verdict counts alone. An unusual
+machine fails now and then, and an auditor may lie.
 
 A contributor tells which steps it took. One that tells most auditors none that can be taken again gets no standing from its work: it
 could escape audits for ever. Nobody can prove that it told them, so a few auditors that lie about it must not be enough.
@@ -18,13 +18,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protocol.host.work_rules import LEAST_LENGTH, PASS_SHARE
+from protocol.host.work_rules import PASS_SHARE, fit_of
 from protocol.ids import CommitId, PeerId
 
-FEWEST_GAPS: Final = 8
-"""With fewer verdicts about keepers and members no gap is usual yet, and nothing passes or fails."""
+FEWEST_FITS: Final = 8
+"""With fewer verdicts about keepers and members no fit is usual yet, and nothing passes or fails."""
 
-LEAST_USUAL_GAP: Final = 0.2
+LEAST_USUAL_FIT: Final = 0.2
 """Below it honest work and other work lie too close together to tell them apart by a single verdict."""
 
 MEMBER_PASSES: Final = 10
@@ -59,6 +59,11 @@ class KnownVerdict:
     length_ratio: float
     unix_s: float
     is_untold: bool = False
+
+    @property
+    def fit(self) -> float:
+        """How well the work fits what was redone."""
+        return fit_of(self.gap, self.length_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,26 +146,26 @@ class _Counting:
         return replace(found, num_untold=num_untold, tells_nothing=tells_nothing)
 
 
-def usual_gap(verdicts: Iterable[KnownVerdict], trusted: Collection[PeerId]) -> float | None:
-    """The run's usual gap: the lower median over auditors of the median that each of them found. None while it cannot be told, or is
+def usual_fit(verdicts: Iterable[KnownVerdict], trusted: Collection[PeerId]) -> float | None:
+    """The run's usual fit: the lower median over auditors of the median that each of them found. None while it cannot be told, or is
     too small to judge by.
 
     Args:
         trusted: keepers and members. Strangers cannot move it, and one auditor of three cannot either.
     """
-    gaps = dict[PeerId, list[float]]()
+    fits = dict[PeerId, list[float]]()
     for verdict in verdicts:
         if verdict.contributor in trusted and not verdict.is_untold:
-            gaps.setdefault(verdict.auditor, []).append(verdict.gap)
-    if sum(map(len, gaps.values())) < FEWEST_GAPS:
+            fits.setdefault(verdict.auditor, []).append(verdict.fit)
+    if sum(map(len, fits.values())) < FEWEST_FITS:
         return None
-    found = statistics.median_low([statistics.median(each) for each in gaps.values()])
-    return found if found >= LEAST_USUAL_GAP else None
+    found = statistics.median_low([statistics.median(each) for each in fits.values()])
+    return found if found >= LEAST_USUAL_FIT else None
 
 
 def passes(verdict: KnownVerdict, usual: float) -> bool:
-    """Whether work passes, by the run's usual gap, which is above 0."""
-    return verdict.gap > PASS_SHARE * usual and verdict.length_ratio >= LEAST_LENGTH
+    """Whether work passes, by the run's usual fit, which is above 0."""
+    return verdict.fit > PASS_SHARE * usual
 
 
 def audited_work(verdicts: Sequence[KnownVerdict], usual: float | None) -> AuditedWork:
@@ -168,7 +173,7 @@ def audited_work(verdicts: Sequence[KnownVerdict], usual: float | None) -> Audit
 
     Args:
         verdicts: those about it, by auditors other than itself, the oldest first.
-        usual: as of `usual_gap`; with None nothing passes or fails.
+        usual: as of `usual_fit`; with None nothing passes or fails.
     """
     counting = _Counting()
     for verdict in verdicts:

@@ -18,11 +18,22 @@ LEAST_STEPS: Final = 16
 MOST_STEPS: Final = 4096
 """A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
 
-PASS_SHARE: Final = 0.5
-"""Work passes if its gap is above this share of the usual one (tests/benchmarks/LOG.md, "Work done again")."""
+PASS_SHARE: Final = 0.6
+"""Work passes if its fit is above this share of the usual one (tests/benchmarks/LOG.md, "Work done again on text read once")."""
 
-LEAST_LENGTH: Final = 0.55
-"""A contribution shorter than this part of the redone delta was made in fewer steps than it claims. As `PASS_SHARE` by measurement."""
+WHOLE_LENGTH: Final = 1.0
+"""Length of a contribution, in lengths of the redone delta, from which its gap counts whole."""
+
+
+def fit_of(gap: float, length_ratio: float) -> float:
+    """How well a contribution fits the work that was redone: its gap, or of a shorter one as much less. One made in fewer steps than
+    it claims is shorter, and lies less near.
+
+    Args:
+        gap: within [-2, 2]. length_ratio: at least 0.
+    """
+    return gap * min(WHOLE_LENGTH, length_ratio)
+
 
 _SPARSE: Final = "contributions are sparse, where round.robust misses members that know its rule; int8 mends both"
 """Honest sparse work agrees less with itself than false work can agree with all of it (tests/benchmarks/LOG.md, "Members that know the

@@ -26,7 +26,7 @@ def _put(ledger: Ledger, contributor: PeerId, gap: float, number: int) -> None:
     put_verdict(ledger, PeerId("abc"[number % 3]), verdict, now_unix_s=number)
 
 
-def test_a_peers_record_with_auditors_is_judged_by_the_usual_gap_of_trusted_work(tmp_path: Path) -> None:
+def test_a_peers_record_with_auditors_is_judged_by_the_usual_fit_of_trusted_work(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         for number in range(MEMBER_PASSES):
             _put(ledger, STRANGER, 0.2, number)

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.policy.audited_work_core import (
     ASIDE_S,
-    FEWEST_GAPS,
+    FEWEST_FITS,
     MEMBER_AUDITORS,
     MEMBER_PASSES,
     NOT_AUDITED,
@@ -17,7 +17,7 @@ from coordinator.policy.audited_work_core import (
     KnownVerdict,
     audited_work,
     passes,
-    usual_gap,
+    usual_fit,
 )
 from protocol.ids import CommitId, PeerId
 
@@ -85,33 +85,35 @@ def test_fails_that_lie_far_apart_are_accidents() -> None:
 
 
 def test_a_contribution_of_fewer_steps_than_it_claims_fails_though_it_points_right() -> None:
-    (short,) = _verdicts(("a", GOOD), length=0.54)
-    (whole,) = _verdicts(("a", GOOD), length=0.56)
+    (half,) = _verdicts(("a", 0.8 * USUAL), length=0.6)
+    (whole,) = _verdicts(("a", 0.8 * USUAL), length=0.9)
+    (longer,) = _verdicts(("a", 0.4 * USUAL), length=30.0)
     assert passes(whole, USUAL)
-    assert not passes(short, USUAL)
+    assert not passes(half, USUAL)
+    assert not passes(longer, USUAL), "a larger copy fits no better"
 
 
-def test_the_usual_gap_is_the_median_over_trusted_work_whatever_strangers_send() -> None:
+def test_the_usual_fit_is_the_median_over_trusted_work_whatever_strangers_send() -> None:
     about_keeper = _verdicts(*[("a", 0.8), ("b", 0.4), ("c", 0.9)] * 3, contributor=KEEPER)
     about_stranger = _verdicts(*[("a", -2.0)] * 1000)
-    assert usual_gap([*about_keeper, *about_stranger], {KEEPER}) == 0.8
-    assert usual_gap(about_stranger, {KEEPER}) is None
-    assert usual_gap(about_keeper[: FEWEST_GAPS - 1], {KEEPER}) is None
+    assert usual_fit([*about_keeper, *about_stranger], {KEEPER}) == 0.8
+    assert usual_fit(about_stranger, {KEEPER}) is None
+    assert usual_fit(about_keeper[: FEWEST_FITS - 1], {KEEPER}) is None
 
 
-def test_one_auditor_of_three_moves_no_usual_gap_however_many_verdicts_it_signs() -> None:
+def test_one_auditor_of_three_moves_no_usual_fit_however_many_verdicts_it_signs() -> None:
     honest = _verdicts(*[("a", 0.7), ("b", 0.9)] * 4, contributor=KEEPER)
     for gap in (2.0, -2.0):
         flood = _verdicts(*[("liar", gap)] * 1000, contributor=KEEPER)
-        assert usual_gap([*honest, *flood], {KEEPER}) in (0.7, 0.9)
+        assert usual_fit([*honest, *flood], {KEEPER}) in (0.7, 0.9)
     of_two = [*honest[::2], *_verdicts(*[("liar", 2.0)] * 1000, contributor=KEEPER)]
-    assert usual_gap(of_two, {KEEPER}) == 0.7, "of two the lower one: honest work must not fail"
+    assert usual_fit(of_two, {KEEPER}) == 0.7, "of two the lower one: honest work must not fail"
 
 
 @pytest.mark.parametrize("gap", [0.19, 0.0, -0.5])
 def test_where_honest_work_cannot_be_told_from_other_work_no_verdict_counts(gap: float) -> None:
     about_keeper = _verdicts(*[("a", gap)] * 20, contributor=KEEPER)
-    usual = usual_gap(about_keeper, {KEEPER})
+    usual = usual_fit(about_keeper, {KEEPER})
     assert usual is None
     assert audited_work(_by_turns("abc", [-1.0] * 20), usual) == NOT_AUDITED
 
@@ -122,7 +124,7 @@ def _untold(auditors: str) -> list[KnownVerdict]:
     ]
 
 
-def test_a_peer_that_tells_several_auditors_none_of_its_steps_is_known_for_that_without_a_usual_gap() -> None:
+def test_a_peer_that_tells_several_auditors_none_of_its_steps_is_known_for_that_without_a_usual_fit() -> None:
     found = audited_work(_untold("ab"), None)
     assert found.tells_nothing
     assert (found.num_untold, found.num_passes, found.num_fails) == (2, 0, 0)
@@ -143,10 +145,10 @@ def test_two_auditors_that_lie_about_a_peers_silence_do_nothing_where_as_many_ot
     assert audited_work([*told[:1], *_untold("ab" * 50)], USUAL).tells_nothing, "two of three are most"
 
 
-def test_verdicts_on_steps_that_nobody_told_are_neither_passes_nor_fails_and_move_no_usual_gap() -> None:
-    about_keeper = _verdicts(*[("a", 0.8)] * FEWEST_GAPS, contributor=KEEPER)
+def test_verdicts_on_steps_that_nobody_told_are_neither_passes_nor_fails_and_move_no_usual_fit() -> None:
+    about_keeper = _verdicts(*[("a", 0.8)] * FEWEST_FITS, contributor=KEEPER)
     silent = [replace(each, contributor=KEEPER) for each in _untold("ab" * 20)]
-    assert usual_gap([*about_keeper, *silent], {KEEPER}) == 0.8
-    assert usual_gap([*about_keeper[1:], *silent], {KEEPER}) is None
+    assert usual_fit([*about_keeper, *silent], {KEEPER}) == 0.8
+    assert usual_fit([*about_keeper[1:], *silent], {KEEPER}) is None
     found = audited_work([*_untold("ab"), *_by_turns("abc", [GOOD] * MEMBER_PASSES)], USUAL)
     assert (found.num_passes, found.num_fails) == (MEMBER_PASSES, 0)

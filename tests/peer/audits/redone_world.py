@@ -1,15 +1,18 @@
-"""A round of real trainers: four peers on a text of people, contributions in int8, and how a liar's would differ."""
+"""A round of real trainers: four peers on a text of people, and how a liar's contribution would differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from averaging.arithmetic.genesis import genesis_anchor
 from averaging.codecs import codec_by_name
+from averaging.data.sources.corpus import python_stdlib_documents
 from averaging.models.llama.config import LlamaConfig
 from peer.audits.audit_turns import AuditTurns
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
@@ -24,21 +27,62 @@ from tests.peer.training_world import training_plan
 from tests.simulation.signing import HashSigner
 
 CONTEXT, WINDOWS, STEPS, ROUNDS, NUM_PEERS = 64, 1, 16, 12, 4
+TEXT_BYTES = 600_000
 MODEL = LlamaConfig(dim=32, num_layers=1, num_heads=2, num_kv_heads=2, ffn_dim=64, context_tokens=CONTEXT)
 INNER = InnerSection(learning_rate=0.003, batch_tokens=WINDOWS * CONTEXT)
 SIGNERS = sorted((HashSigner(b"auditor %d" % number) for number in range(NUM_PEERS)), key=lambda each: each.peer_id)
 
 
-def _plan(folder: Path) -> TrainingPlan:
-    """Training on a text of people: its windows differ, as those of a made one would not."""
-    text = (Path(__file__).parents[3] / "LICENSE").read_text()
-    return training_plan(folder, text, model=MODEL, inner=INNER, micro_batch=WINDOWS)
+@dataclass(frozen=True)
+class Setting:
+    """How the peers of a world train and send.
+
+    Attributes:
+        text: that all of them read; where it is short, they read the same windows.
+        num_over: steps of a round that are taken before the commit of the one before is adopted.
+        feedback: the part of what the codec left out that goes into the next contribution.
+    """
+
+    model: LlamaConfig = MODEL
+    inner: InnerSection = INNER
+    text: str = (Path(__file__).parents[3] / "LICENSE").read_text()
+    codec: str = "int8"
+    feedback: float = 0.0
+    num_steps: int = STEPS
+    num_rounds: int = ROUNDS
+    num_over: int = 0
+
+    @property
+    def round_tokens(self) -> int:
+        """Tokens of a contribution."""
+        return self.num_steps * self.inner.batch_tokens
+
+    def plan(self, folder: Path) -> TrainingPlan:
+        """Training on that text, packed in `folder`."""
+        windows = self.inner.batch_tokens // self.model.context_tokens
+        return training_plan(folder, self.text, model=self.model, inner=self.inner, micro_batch=windows)
+
+    def sent(self, delta_N: torch.Tensor) -> torch.Tensor:
+        """A delta as others get it."""
+        codec = codec_by_name(self.codec)
+        return codec.decode(codec.encode(delta_N), len(delta_N))
+
+
+def read_once() -> Setting:
+    """A longer text, of which hardly any window is read twice, and steps of several windows: less of a finding is chance then."""
+    documents = (each.path.read_bytes() for each in python_stdlib_documents())
+    text = b"".join(islice(documents, 40))[:TEXT_BYTES].decode("utf-8", "replace")
+    inner = InnerSection(learning_rate=INNER.learning_rate, batch_tokens=4 * CONTEXT)
+    return Setting(inner=inner, text=text, num_steps=32, num_rounds=6)
+
+
+SMALL: Final = Setting()
+"""A text of people: its windows differ, as those of a made one would not."""
 
 
 def sent(delta_N: torch.Tensor) -> torch.Tensor:
-    """A delta as others get it."""
-    codec = codec_by_name("int8")
-    return codec.decode(codec.encode(delta_N), len(delta_N))
+    """A delta as others get it in the small world."""
+    return SMALL.sent(delta_N)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +94,7 @@ class World:
         deltas: (N,) float32 of each, as sent.
     """
 
+    setting: Setting
     trainers: Sequence[LocalTrainer]
     anchor_N: torch.Tensor
     first_step: int
@@ -58,7 +103,7 @@ class World:
 
     def redone(self, auditor: int, contributor: int) -> torch.Tensor:
         """The contributor's steps, done again by an auditor beside its training."""
-        steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, STEPS)
+        steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, self.setting.num_steps)
         trainer = self.trainers[auditor]
         work = RedoneWork(trainer, steps, self.begun[auditor])
         while not work.advance(5):
@@ -67,17 +112,16 @@ class World:
 
     def half_of(self, contributor: int) -> torch.Tensor:
         """The contribution of one that took half of the steps that it claims."""
-        steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, STEPS // 2)
+        steps = ClaimedSteps(SIGNERS[contributor].peer_id, self.first_step, self.setting.num_steps // 2)
         work = RedoneWork(self.trainers[contributor], steps, self.begun[contributor])
-        assert work.advance(STEPS)
-        return sent(work.delta())
+        assert work.advance(self.setting.num_steps)
+        return self.setting.sent(work.delta())
 
     def control(self, auditor: int) -> torch.Tensor:
         """As many steps of an auditor on windows of its own choice."""
-        work = RedoneWork(
-            self.trainers[auditor], ClaimedSteps("a control", self.first_step, STEPS), self.begun[auditor]
-        )
-        assert work.advance(STEPS)
+        steps = ClaimedSteps("a control", self.first_step, self.setting.num_steps)
+        work = RedoneWork(self.trainers[auditor], steps, self.begun[auditor])
+        assert work.advance(self.setting.num_steps)
         return work.delta()
 
     def finding(self, sent_N: torch.Tensor, redone_N: torch.Tensor, control_N: torch.Tensor) -> Finding:
@@ -109,46 +153,47 @@ def _begin(trainer: LocalTrainer, anchor_N: torch.Tensor) -> TrainerState:
 
 
 def _adopted(
-    trainer: LocalTrainer, theta_N: torch.Tensor, anchor_N: torch.Tensor, tokens: int, num_over: int
+    setting: Setting, trainer: LocalTrainer, theta_N: torch.Tensor, anchor_N: torch.Tensor, tokens: int
 ) -> TrainerState:
     """The state of a trainer's next beginning, as the product keeps it: it takes some steps after its snapshot, `theta_N`."""
     turns = AuditTurns(trainer)
     turns.keep_next()
     turns.note_snapshot()
-    _take(trainer, num_over)
-    if num_over:
-        trainer.shift(anchor_N - theta_N, STEPS * INNER.batch_tokens, tokens)
-        turns.note_shift(anchor_N - theta_N, STEPS * INNER.batch_tokens)
+    _take(trainer, setting.num_over)
+    if setting.num_over:
+        trainer.shift(anchor_N - theta_N, setting.round_tokens, tokens)
+        turns.note_shift(anchor_N - theta_N, setting.round_tokens)
     else:
         trainer.load(anchor_N, tokens)
         turns.note_load()
     return turns._kept[tokens]
 
 
-def contributed(folder: Path, *, num_over: int = 0) -> World:
-    """The world of one round, honestly contributed to. With `num_over`, so many steps of each round are taken before the commit of the
-    one before is adopted.
-    """
-    plan = _plan(folder)
+def contributed(folder: Path, setting: Setting = SMALL) -> World:
+    """The world of one round, honestly contributed to, after the rounds before it."""
+    plan = setting.plan(folder)
     trainers = [LocalTrainer(plan.model_copy(update={"peer": each.peer_id})) for each in SIGNERS]
-    anchor_N, tokens = genesis_anchor(model_schema(MODEL), 1), 0
+    anchor_N, tokens = genesis_anchor(model_schema(setting.model), 1), 0
     begun = [_begin(trainer, anchor_N) for trainer in trainers]
+    rests = [torch.zeros_like(anchor_N) for _ in trainers]
     num_taken = 0
-    for number in range(ROUNDS):
+    for number in range(setting.num_rounds):
         for trainer in trainers:
-            _take(trainer, STEPS - num_taken)
+            _take(trainer, setting.num_steps - num_taken)
         thetas = [trainer.theta() for trainer in trainers]
-        deltas = [sent(anchor_N - theta_N) for theta_N in thetas]
-        if number == ROUNDS - 1:
+        whole = [anchor_N - theta_N + rest_N for theta_N, rest_N in zip(thetas, rests, strict=True)]
+        deltas = [setting.sent(each) for each in whole]
+        if number == setting.num_rounds - 1:
             break
+        rests = [setting.feedback * (each - sent_N) for each, sent_N in zip(whole, deltas, strict=True)]
         anchor_N = anchor_N - 0.7 * torch.stack(deltas).mean(0)
-        tokens += NUM_PEERS * STEPS * INNER.batch_tokens
-        num_taken = num_over
+        tokens += NUM_PEERS * setting.round_tokens
+        num_taken = setting.num_over
         begun = [
-            _adopted(trainer, theta_N, anchor_N, tokens, num_over)
+            _adopted(setting, trainer, theta_N, anchor_N, tokens)
             for trainer, theta_N in zip(trainers, thetas, strict=True)
         ]
-    return World(trainers, anchor_N, STEPS * (ROUNDS - 1), begun, deltas)
+    return World(setting, trainers, anchor_N, setting.num_steps * (setting.num_rounds - 1), begun, deltas)
 
 
 def lies(world: World, contributor: int, auditor: int) -> dict[str, torch.Tensor]:

@@ -136,7 +136,7 @@ def test_of_a_round_whose_steps_were_largely_taken_before_its_base_was_adopted_n
     world: World, turns: AuditTurns
 ) -> None:
     turns.keep_next()
-    _shift(world, turns, 2)
+    _shift(world, turns, NUM_OWN)
     order = _order(world).model_copy(update={"schedule_tokens": TOKENS})
     assert turns.redo(order).problem == TOO_LATE
 

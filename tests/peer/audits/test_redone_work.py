@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_gap
+from coordinator.policy.audited_work_core import KnownVerdict, audited_work, passes, usual_fit
 from peer.audits.audit_turns import MOST_LATE
 from peer.audits.redone_work import ClaimedSteps, RedoneWork
 from peer.audits.trainer_state import delta_bytes, state_bytes, state_of
@@ -22,7 +22,7 @@ from protocol.errors import LocalProtocolError
 from protocol.host.work_verdict import VERDICT_DOMAIN, decode_verdict, encode_verdict, verdict_of
 from protocol.identity.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from tests.peer.audits.redone_world import NUM_PEERS, SIGNERS, STEPS, World, contributed, lies, sent
+from tests.peer.audits.redone_world import NUM_PEERS, SIGNERS, STEPS, World, contributed, lies, read_once, sent
 from tests.simulation.signing import HashVerifier
 
 RUN, UNIT = RunId(b"r" * 32), UnitName("fragment-0")
@@ -104,7 +104,8 @@ def test_assigned_work_passes_with_every_auditor_and_makes_a_member_and_other_wo
 
 
 def test_under_overlap_the_same_work_passes_and_fails(tmp_path: Path) -> None:
-    _hold_judged(contributed(tmp_path, num_over=int(MOST_LATE * STEPS)))
+    setting = read_once()
+    _hold_judged(contributed(tmp_path, replace(setting, num_over=int(MOST_LATE * setting.num_steps))))
 
 
 def _hold_judged(world: World) -> None:
@@ -123,10 +124,10 @@ def _hold_judged(world: World) -> None:
                 for name, sent_N in lies(world, contributor, auditor).items():
                     found = world.finding(sent_N, redone_N, control_N)
                     lying.setdefault(name, []).append(_verdict(auditor, contributor, found, number))
-    # the keepers' verdicts about each other come again, as in later rounds, until there are enough for a usual gap
+    # the keepers' verdicts about each other come again, as in later rounds, until there are enough for a usual fit
     trusted: set[PeerId] = {signer.peer_id for signer in SIGNERS[:stranger]}
     about = [each for each in verdicts if each.contributor in trusted]
-    usual = usual_gap([*about, *about], trusted)
+    usual = usual_fit([*about, *about], trusted)
     assert usual is not None
     assert all(passes(each, usual) for each in verdicts)
     own = [each for each in verdicts if each.contributor not in trusted]

@@ -37,7 +37,7 @@ LENGTH = 1024
 AUDITOR, CONTRIBUTOR = 0, NUM_PEERS - 1
 ME, STRANGER = SIGNERS[AUDITOR].peer_id, SIGNERS[CONTRIBUTOR].peer_id
 USUAL = 0.85
-"""The usual gap of this world."""
+"""The usual fit of this world."""
 
 
 def _id(number: int) -> CommitId:
