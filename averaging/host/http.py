@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 from hypercorn.config import Config
@@ -14,6 +14,12 @@ from protocol.errors import MachineError
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
     from starlette.applications import Starlette
+
+
+ASKED_WITHIN_S: Final = 5.0
+"""A connection on which no whole request has come for so many seconds, its first one included, is closed. So connections that say
+nothing, or a little at a time, hold no place for long.
+"""
 
 
 def bind_http(host: str, port: int, *, flag: str = "--http-port") -> socket.socket:
@@ -47,5 +53,6 @@ async def serve_http(
     config.accesslog = None
     config.errorlog = None
     config.graceful_timeout = 1.0
+    config.keep_alive_timeout = ASKED_WITHIN_S
     asgi = cast("ASGIFramework", app)
     await serve(asgi, config, shutdown_trigger=trio.sleep_forever, task_status=task_status, mode="asgi")

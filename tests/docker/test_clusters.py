@@ -41,8 +41,13 @@ def test_skypilot_task_takes_a_spot_card_and_the_invite_as_a_secret() -> None:
     assert task["resources"]["use_spot"] is True
     assert set(task["resources"]["accelerators"].values()) == {1}
     assert task["secrets"] == {"POTLUCK_INVITE": None}
-    (line,) = re.findall(r"\| (potluck .*)", task["run"])
-    _understood(line)
+    assert "image_id" not in task["resources"], "SkyPilot would install its own things into an image whose user may not"
+    words = shlex.split(task["run"])
+    options, line = words[words.index("docker") : words.index("join")], words[words.index("join") :]
+    assert options[:4] == ["docker", "run", "--rm", "-i"], "the invite goes in by standard input"
+    assert options[-1].endswith("potluck:peer-gpu")
+    assert task["resources"]["ports"] == [7610, 7611]
+    _understood(shlex.join(["potluck", *line]))
 
 
 def test_ray_script_starts_a_peer_on_each_card_with_a_folder_of_its_own() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 
+import potluck
 from peer.settings.exit_codes import EXIT_CODES
 from tests.docker.kubernetes import FOLDER, OVERLAYS, containers, merged, pod_spec, rendered
 from tests.docker.test_containers import settings, variables
@@ -15,6 +22,8 @@ from tests.docker.test_containers import settings, variables
 FOLDERS = ("base", *OVERLAYS)
 SCHEMA = "1.37"
 NO_RESTART_MENDS = {2, 3, 6, 7}
+WITHIN_S = 60.0
+JOIN = typer.main.get_command(potluck.app).commands["join"]  # type: ignore[attr-defined]
 PATHS = {"/healthz", "/readyz", "/metrics"}
 
 
@@ -84,13 +93,53 @@ def test_a_peer_has_one_card_its_invite_as_a_file_and_time_for_a_goodbye(folder:
     assert spec["terminationGracePeriodSeconds"] == 25
     assert [volume["secret"]["secretName"] for volume in spec["volumes"] if volume["name"] == "invite"] == ["invite"]
     assert not any("INVITE" in row["name"] for row in daemon["env"])
-    (script,) = daemon["args"]
-    assert re.search(r"exec potluck join --over-is-fine ", script), (
-        "the signal reaches the peer, and an end is no failure"
-    )
+    assert daemon["command"] == ["tini", "--", "sh", "-c"], "signals reach the script"
     assert [row["valueFrom"]["fieldRef"]["fieldPath"] for row in daemon["env"] if "valueFrom" in row] == [
         "status.podIP"
     ]
+
+
+POTLUCK = """#!/bin/sh
+echo "$@" > "$SAID"; cat >> "$SAID"
+trap 'sleep 0.3; echo goodbye >> "$SAID"; exit 0' TERM
+echo begun
+[ -z "$EXIT" ] || exit "$EXIT"
+while true; do sleep 0.05; done
+"""
+
+
+@contextmanager
+def _started(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The script of a pod with a `potluck` that notes its words and its input, and ends with this code or when it is told to."""
+    (script,) = pod_spec(workload("overlays/spot"))["containers"][0]["args"]
+    (folder / "potluck").write_text(POTLUCK)
+    (folder / "potluck").chmod(0o755)
+    (folder / "invite").write_text("potluck1:secret\n")
+    said = folder / "said"
+    told = {"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(folder / "tmp"), "SAID": str(said), "EXIT": code}
+    line = ["sh", "-c", script.replace("/invite/invite", str(folder / "invite"))]
+    with subprocess.Popen(line, env=told, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        yield process, said
+
+
+@pytest.mark.parametrize("code", [0, 6, 75])
+def test_a_pod_ends_as_its_peer_does_and_the_invite_is_no_word_of_its_command(tmp_path: Path, code: int) -> None:
+    with _started(tmp_path, str(code)) as (process, said):
+        assert process.wait(WITHIN_S) == code
+    words, given = said.read_text().splitlines()
+    JOIN.make_context("join", shlex.split(words)[1:])
+    assert words == "join - --over-is-fine"
+    assert given == "potluck1:secret"
+
+
+def test_a_pod_that_is_taken_away_waits_for_the_goodbye_and_is_not_done(tmp_path: Path) -> None:
+    with _started(tmp_path, "") as (process, said):
+        process.terminate()
+        assert process.wait(WITHIN_S) == 75, "a Job counts a 0 as a peer whose run is over"
+        assert said.read_text().endswith("goodbye\n")
+    assert 75 not in NO_RESTART_MENDS
 
 
 def test_a_spot_job_gives_up_where_no_restart_helps_and_nowhere_else() -> None:
@@ -103,7 +152,9 @@ def test_a_spot_job_gives_up_where_no_restart_helps_and_nowhere_else() -> None:
 def test_what_prometheus_scrapes_are_host_and_peers_at_their_pages() -> None:
     (monitor,) = [document for document in rendered("base") if document["kind"] == "PodMonitor"]
     wanted = monitor["spec"]["selector"]["matchLabels"]
+    namespaces = monitor["spec"]["namespaceSelector"]["matchNames"]
     for folder in FOLDERS:
+        assert workload(folder)["metadata"]["namespace"] in namespaces
         assert wanted.items() <= workload(folder)["spec"]["template"]["metadata"]["labels"].items()
     assert [(row["port"], row["path"]) for row in monitor["spec"]["podMetricsEndpoints"]] == [("http", "/metrics")]
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import trio
 
 from peer.cards.own_cards import OwnCards
-from peer.daemon import run_peer
+from peer.daemon import JoinedSession, _members_listed, run_peer
 from peer.settings.config import PeerConfig
 from protocol.errors import MachineError, RefusedError
+from protocol.ids import PeerId
+from protocol.rounds.schedule.asking_order import asking_order
 from tests.peer.membership.test_joining import INVITE
 
 
@@ -51,3 +56,22 @@ def test_a_peer_that_begins_anew_has_a_session_of_its_own_and_the_cards_that_its
     assert len(sessions) == 3
     assert sessions == sorted(set(sessions))
     assert [own.note for own in cards[1:]] == ["of life 1", "of life 2"]
+
+
+async def test_the_members_that_are_asked_for_certificates_and_states_come_in_an_order_of_each_newcomers_own() -> None:
+    members = [PeerId(f"member {number}") for number in range(8)]
+    orders = set()
+    for me in map(PeerId, ("a newcomer", "another newcomer")):
+        entries = [SimpleNamespace(subkey=peer) for peer in (*members, me)]
+        poller = SimpleNamespace(poll=partial(_at_once, entries))
+        roster = SimpleNamespace(take_records=lambda listed: [entry.subkey for entry in listed])
+        joined = SimpleNamespace(network=SimpleNamespace(peer_id=me), poller=poller, roster=roster)
+        order = await _members_listed(cast("JoinedSession", joined))
+        assert order == asking_order(me, members)
+        orders.add(order)
+    assert len(orders) == 2
+
+
+async def _at_once(entries: Sequence[object]) -> Sequence[object]:
+    await trio.lowlevel.checkpoint()
+    return entries

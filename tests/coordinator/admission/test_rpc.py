@@ -203,14 +203,19 @@ async def test_stock_client_asks_for_health(tmp_path: Path, call: str) -> None:
     assert answers == [1, 1]  # SERVING
 
 
+_HALF_A_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(16)
+"""Record and handshake header of a TLS ClientHello of 512 bytes, and a part of its random."""
+
+
 @contextmanager
 def _storm(port: int) -> Iterator[None]:
-    """Connections from one address that stay open: some say nothing, others what is no TLS."""
+    """Connections from one address that stay open: some say nothing, some begin a TLS handshake, others say what is no TLS."""
     with ExitStack() as stack:
         for number in range(NUM_CONNECTIONS):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S))
-            if number % 2:
-                connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            said = (b"", _HALF_A_HELLO, b"GET / HTTP/1.0\r\n\r\n")[number % 3]
+            if said:
+                connection.sendall(said)
         yield
 
 

@@ -385,6 +385,20 @@ async def test_probe_of_a_run_that_is_over_says_so(tmp_path: Path, autojump_cloc
             await host.service.bandwidth(pb.BandwidthRequest(sealed=sealed).SerializeToString(), "10.0.0.1")
 
 
+async def test_a_report_of_a_peer_that_waits_for_the_start_is_answered_at_once_and_holds_no_call(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        host.invite()
+        await host.service.admit(host.admit_request(PEERS[0]))
+        begun_s = trio.current_time()
+        for _ in range(3):
+            reply = decode_report_reply(await host.service.report(host.report(PEERS[0], READY)))
+            assert (reply.phase, reply.start.start_record) == ("gathering", b"")
+            assert 0 < reply.again_in_s <= 60, "it comes again by itself"
+        assert trio.current_time() < begun_s + 0.1, "the ledger's threads are all that it waits for"
+
+
 async def test_run_starts_when_peers_are_ready_and_watchers_hear_it(tmp_path: Path, autojump_clock: object) -> None:
     with open_host(tmp_path) as host:
         await admit_all(host)

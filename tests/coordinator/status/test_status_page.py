@@ -195,6 +195,24 @@ async def test_all_streams_of_a_second_get_one_text(source: Source, monkeypatch:
     assert len(made) == 1
 
 
+@pytest.mark.parametrize("path", ["status", "peers?page=0", "rounds?page=0"])
+async def test_all_who_ask_within_a_second_get_one_rendering(
+    source: Source, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Moment] = []
+    look = source.look
+
+    def counted() -> Moment:
+        looks.append(look())
+        return looks[-1]
+
+    source.look = counted  # type: ignore[method-assign]
+    monkeypatch.setattr("coordinator.status.status_page.LOOK_EVERY_S", 3600.0)
+    async with serving(source) as url:
+        texts = {(await get(f"{url}/api/{path}"))[2] for _ in range(5)}
+    assert (len(texts), len(looks)) == (1, 1)
+
+
 @pytest.mark.parametrize("is_public", [False, True])
 async def test_peers_and_rounds_come_by_page_and_a_page_that_is_not_there_is_refused_in_a_line(
     source: Source, is_public: bool
@@ -214,6 +232,27 @@ async def test_peers_and_rounds_come_by_page_and_a_page_that_is_not_there_is_ref
         (400, b"page '-3'; expected a whole number from 0 on\n"),
         (400, b"order 'wealth'; expected one of name, counted, speed\n"),
     ]
+
+
+@pytest.mark.parametrize("rows", ["peers", "rounds"])
+@pytest.mark.parametrize("page", ["-1", "1", "999999999", "9" * 400, "1e3", "x", "", "%00", "%D9%A1", "0&page=-1"])
+async def test_any_page_that_is_not_there_is_refused_in_a_line_and_the_first_one_is_still_given(
+    source: Source, rows: str, page: str
+) -> None:
+    async with serving(source, is_public=True) as url:
+        code, _, text = await get(f"{url}/api/{rows}?page={page}")
+        first, _, _ = await get(f"{url}/api/{rows}?page=0")
+    assert (code, text.count(b"\n"), text[:4], first) == (400, 1, b"page", 200)
+    assert len(text) < 200
+
+
+async def test_a_search_too_long_is_refused_in_a_line_and_one_for_nobody_finds_nobody(source: Source) -> None:
+    async with serving(source, is_public=True) as url:
+        code, _, text = await get(f"{url}/api/peers?search={'x' * 5000}")
+        nobody, _, found = await get(f"{url}/api/peers?search=%25%27%22%3Cb%3E")
+    assert (code, text.count(b"\n")) == (400, 1)
+    assert text.startswith(b"a search of 5000 letters; expected at most")
+    assert (nobody, json.loads(found)["num_found"]) == (200, 0)
 
 
 async def test_one_stream_too_many_is_asked_to_poll(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from protocol.identity.verifier import Ed25519Verifier
 from protocol.ids import PeerId, Root, RunId
 from protocol.rounds.messages.start import StartRecord, StartUnit
 from protocol.rounds.messages.wire import encode_body
+from protocol.rounds.schedule.asking_order import asking_order
 from protocol.run.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
 from protocol.tensors.model_config import model_schema
 from protocol.tensors.tensor_schema import ChunkGrid
@@ -237,6 +238,36 @@ async def test_a_donor_that_sends_other_bytes_is_replaced_by_an_honest_one(
         await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), lambda _: None)
     assert asked == [DATASET.shards[0].sha256], "it is asked for no more while another gives all"
     assert _held(cache) == SHARDS
+
+
+async def test_each_peer_asks_the_donors_of_data_in_an_order_of_its_own_for_each_file_and_the_host_last(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    donors, asked = [PeerId(f"donor {number}") for number in range(5)], dict[str, list[PeerId]]()
+
+    def lacking(donor: PeerId) -> StreamHandler:
+        async def read(shard_hash: bytes) -> bytes | None:
+            asked.setdefault(shard_hash.hex(), []).append(donor)
+            return None
+
+        return serve_shards(read, _everybody)
+
+    orders = set()
+    async with _swarm() as swarm:
+        for donor in donors:
+            swarm.start(donor).serve_streams(SHARD_CHANNEL, lacking(donor))
+        swarm.start(HOST).serve_streams(SHARD_CHANNEL, _honest())
+        for number in range(4):
+            asked.clear()
+            me, cache = PeerId(f"newcomer {number}"), ShardCache(tmp_path / str(number))
+            for entry in DATASET.files:  # one at a time: who lacked a file is asked last for the next one
+                await fetch_data(swarm.start(me), [entry], cache, lambda: (*donors, HOST), lambda _: None)
+                swarm.kill(me)
+                order = asking_order(me, donors, bytes.fromhex(entry.sha256))
+                assert asked[entry.sha256] == list(order)
+                orders.add(order)
+            assert _held(cache) == SHARDS
+    assert len(orders) > 2
 
 
 async def test_a_donor_that_is_listed_late_is_asked(tmp_path: Path, autojump_clock: object) -> None:

@@ -58,6 +58,24 @@ async def test_what_the_host_gave_at_admission_is_checked_once_the_start_is_know
         assert kept.held.sealed == (first, second)
 
 
+async def test_an_older_milestone_that_is_replayed_after_a_restart_is_named_and_changes_neither_memory_nor_disk(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    async with open_world() as world:
+        older, newer = (world.milestone_at(commit) for commit in world.commits(2))
+        await _kept(world, tmp_path).take([newer], "the host")
+        kept = _kept(world, tmp_path)
+        await kept.restore()
+        before = (tmp_path / FILE_NAME).read_bytes()
+        with capture_logs() as logs:
+            await kept.take([older], "the host")
+        (line,) = logs
+        assert (line["event"], line["source"]) == ("milestone_refused", "the host")
+        assert "an older milestone, of round 1" in line["reason"]
+        assert kept.held.sealed == (newer,)
+        assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
 @pytest.mark.parametrize("damage", [b"", b"\0\0", b"\0\0\0\x05abc", b"\xff\xff\xff\xff" + bytes(99)])
 def test_of_a_damaged_file_the_entries_before_the_damage_are_read(tmp_path: Path, damage: bytes) -> None:
     write_milestones(tmp_path, [b"one", b"two"])

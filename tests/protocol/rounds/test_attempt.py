@@ -108,6 +108,28 @@ def test_where_more_peers_wait_equally_long_than_a_round_may_have_their_tokens_d
     assert [len(each) for each in members] == [4]
 
 
+def test_the_last_rounds_members_have_no_place_while_others_wait_and_who_brings_work_alone_counts() -> None:
+    table = Table(12, num_founders=4, max_members=4, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1))
+    for index in (2, 3):
+        last, opener = table.live()[0].head.record, table.opener()
+        assert last is not None
+        proposed = len(opener.sent(Proposal))
+        table.run_until(partial(_has_proposed, opener, proposed + 1), 10.0)
+        members = {member.peer for member in _proposal(opener).members}
+        assert len(members) == 4
+        assert members & {entry.peer for entry in last.contributors} <= {opener.peer}, "the old roster has no half"
+        table.run_until(partial(table.all_at, index), 60.0)
+        made = table.live()[0].head.record
+        assert made is not None
+        assert {entry.peer for entry in made.contributors} <= members
+        assert all(entry.credited_tokens == 100 for entry in made.contributors)
+
+
+def _has_proposed(seat: Seat, times: int) -> bool:
+    return len(seat.sent(Proposal)) >= times
+
+
 def test_one_weight_cap_holds_for_all_reducers_and_counts_those_with_work_only() -> None:
     table = Table(4)
     idle, rich, *_ = table.others(table.opener())

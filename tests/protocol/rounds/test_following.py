@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from protocol.identity.envelope import taken_apart
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import following
 from protocol.rounds.events import (
@@ -29,10 +30,12 @@ from protocol.rounds.following import (
     would_switch,
 )
 from protocol.rounds.lineage.chain_link import ChainLink
+from protocol.rounds.lineage.compact import compacted
 from protocol.rounds.lineage.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.lineage.quorum import first_opener
 from protocol.rounds.messages.messages import Certificate, Committed, RoundMessage
 from protocol.rounds.messages.record import Ballot
+from protocol.rounds.messages.wire import decode_message, encode_message
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.queries import lone_refused
 from protocol.rounds.schedule.telling_tree import FAN_OUT
@@ -363,6 +366,36 @@ def test_certificates_that_do_not_verify_are_dropped_with_a_reason() -> None:
     assert seat.feed(CommitsFetched(other.peer, (too_few, second.certificate))) == ()
     assert "dropped a certificate" in seat.reasons[-1]
     assert set(seat.state.tree.nodes) == {table.genesis.commit}
+
+
+@pytest.mark.parametrize("kind", ["an ack too few", "one voter five times", "votes of strangers", "another ack"])
+def test_a_compact_certificate_that_proves_nothing_is_dropped_with_a_reason_and_the_true_one_is_taken_after_it(
+    kind: str,
+) -> None:
+    table, seat, other = _muted(5)
+    made = commit_on(table.genesis, table.live())
+    brief = compacted(made.certificate, RUN_ID)
+    stranger = Table(9).live()[8]
+    false = {
+        "an ack too few": replace(brief, votes=brief.votes[:2]),
+        "one voter five times": replace(brief, votes=brief.votes[:1] * 5),
+        "votes of strangers": replace(brief, votes=(*brief.votes[:2], _vote_of(stranger, brief.ack))),
+        "another ack": replace(brief, ack=b"another" + brief.ack),
+    }[kind]
+    message = decode_message(encode_message(Committed(UNIT, false)))
+    assert isinstance(message, Committed)
+    assert seat.hear(other, message) == ()
+    assert "dropped a certificate" in seat.reasons[-1]
+    assert "\n" not in seat.reasons[-1]
+    assert set(seat.state.tree.nodes) == {table.genesis.commit}
+    (order,) = seat.hear(other, Committed(UNIT, brief))
+    assert isinstance(order, Commit)
+    assert order.link == made.link
+
+
+def _vote_of(seat: Seat, ack: bytes) -> bytes:
+    key, _, sealed = taken_apart(seat.sealed(ack))
+    return key + sealed
 
 
 def test_fetched_commits_on_a_base_that_we_do_not_know_are_of_no_use() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -10,8 +12,8 @@ import torch
 import trio
 import trio.testing
 
-from averaging.network.memory.memory_network import LinkSpeed
-from averaging.network.seams.interfaces import Stream
+from averaging.network.memory.memory_network import LinkSpeed, MemorySwarm
+from averaging.network.seams.interfaces import Network, Stream
 from averaging.rounds.fetching.download import MAX_DONORS, DownloadContext, download_state
 from averaging.rounds.lineage.earlier_states import state_at
 from averaging.rounds.lineage.round_reports import DownloadProgress
@@ -27,8 +29,9 @@ from averaging.state.partial_download import PartialDownload
 from averaging.state.state import STATE_BYTES_PER_VALUE, UnitState, state_chunks, state_root
 from averaging.storage.memory_storage import MemoryStorage
 from protocol.errors import UnreachableError
-from protocol.ids import CommitId, PeerId, Root
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages.requests import FetchHashes, FetchState
+from protocol.rounds.schedule.asking_order import asking_order
 from tests.averaging.rounds.round_world import GRID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.virtual import InlineOffload
 
@@ -330,6 +333,32 @@ async def test_where_none_of_the_first_many_has_it_the_next_ones_are_asked(autoj
         peers = [*(PeerId(f"nobody-{number}") for number in range(2 * MAX_DONORS)), scene.donors[0].peer]
         state = await download_state(scene.tools(), peers, scene.wanted)
         assert state_root(state, GRID) == scene.root
+
+
+async def test_each_newcomer_asks_many_donors_of_a_state_in_an_order_of_its_own(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donors = [PeerId(f"donor-{number}") for number in range(4 * MAX_DONORS)]
+    firsts: Counter[PeerId] = Counter()
+
+    async def nothing_here(_network: Network, peer: PeerId, _unit: UnitName) -> None:
+        asked.append(peer)
+        raise UnreachableError(f"nothing at {peer}", "a state")
+
+    monkeypatch.setattr("averaging.rounds.fetching.download.ask_generation", nothing_here)
+    async with trio.open_nursery() as nursery:
+        swarm = MemorySwarm(nursery, random.Random(1))
+        for number in range(32):
+            me, asked = PeerId(f"newcomer-{number}"), list[PeerId]()
+            tools = DownloadContext(swarm.start(me), InlineOffload(), UNIT, GRID, None)
+            with pytest.raises(UnreachableError):
+                await download_state(tools, donors, {CommitId(b"?" * 32): Root(bytes(32))})
+            order = asking_order(me, donors)
+            for begin in range(0, len(donors), MAX_DONORS):
+                assert set(asked[begin : begin + MAX_DONORS]) == set(order[begin : begin + MAX_DONORS])
+            firsts.update(order[:MAX_DONORS])
+        nursery.cancel_scope.cancel()
+    assert set(firsts) == set(donors), "each donor is among the first that somebody asks"
 
 
 async def test_nobody_to_ask_is_said_in_one_error_that_names_each_reason(autojump_clock: Clock) -> None:

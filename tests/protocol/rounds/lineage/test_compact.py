@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import RemoteProtocolError
+from protocol.identity.envelope import NEVER_MS, seal, taken_apart
 from protocol.ids import CommitId, RunId
 from protocol.rounds.lineage.chain import verify_certificate
 from protocol.rounds.lineage.compact import acks_of, compacted
+from protocol.rounds.lineage.record_rules import ROUND_DOMAIN
 from protocol.rounds.messages.bounds import MAX_MEMBERS
 from protocol.rounds.messages.messages import Ack, Certificate
 from protocol.rounds.messages.record import Ballot
 from protocol.rounds.messages.wire import decode_certificate, encode_certificate, encode_message
 from tests.protocol.rounds.made_commits import Made, certified, signed_record
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Table
-from tests.simulation.signing import HashVerifier
+from tests.simulation.signing import HashSigner, HashVerifier
 
 
 def _made(num_peers: int = 5) -> tuple[Table, Made]:
@@ -55,6 +57,25 @@ def test_a_compact_certificate_with_an_ack_too_few_is_refused_and_so_is_one_vote
     _verify(table, replace(short, votes=short.votes[:3]))
     with pytest.raises(RemoteProtocolError, match="0 ballots"):
         _verify(table, replace(short, ack=b"", votes=()))
+
+
+def test_votes_of_peers_outside_the_roster_and_one_vote_in_both_forms_make_no_quorum() -> None:
+    table, made = _made()
+    short = compacted(made.certificate, RUN_ID)
+    strangers = [HashSigner(f"stranger {number}".encode()) for number in range(3)]
+    foreign = tuple(_vote(seal(one, ROUND_DOMAIN, RUN_ID, 1, NEVER_MS, short.ack)) for one in strangers)
+    for certificate in (
+        replace(short, votes=(*short.votes[:2], *foreign)),
+        replace(short, votes=short.votes[:2], acks=made.certificate.acks[:2]),
+        replace(short, votes=short.votes[:2], acks=made.certificate.acks[:1] * 5),
+    ):
+        with pytest.raises(RemoteProtocolError, match=r"quorum|voter|roster"):
+            _verify(table, certificate)
+
+
+def _vote(sealed: bytes) -> bytes:
+    key, _, short = taken_apart(sealed)
+    return key + short
 
 
 def test_an_ack_that_says_more_than_the_others_stays_whole_and_counts() -> None:
