@@ -27,9 +27,9 @@ LEAST_LENGTH: Final = 0.55
 BY_INVITE: Final = "ask the run's owner for an invite"
 """The remedy for a peer whose work nobody can do again, so that it makes no member."""
 
-_SPARSE: Final = "contributions are sparse, where round.robust misses members that know its rule; int8 mends both"
+_SPARSE: Final = "contributions are sparse, where round.robust misses peers that know its rule; int4 or int8 mends both"
 """Honest sparse work agrees less with itself than false work can agree with all of it (tests/benchmarks/LOG.md, "Members that know the
-rule, and sparse work").
+rule, and sparse work", "Codecs of open runs").
 """
 
 

@@ -1,6 +1,6 @@
 """Our contributions (R8) on the bases of a unit's lineage, and the place in this peer's data that follows from them.
 
-The local steps of the newest ones are told to auditors (R27), also after a restart. A peer that could not tell them would look like one
+The local steps of the newest ones are told to auditors (R27), also after a restart. One that could not tell them would look like one
 that hides them.
 
 Rules: R8, R27 (protocol/rounds/RULES.md).
