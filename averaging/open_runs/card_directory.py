@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from averaging.network.seams.directory import CLOCK_SLACK_S, MAX_ADDRESS_LETTERS, Record, directory_id
+from averaging.open_runs.card_places import MOST_ASKING, CardPlaces
 from protocol.errors import PotluckError
 from protocol.host.card_stamp import is_stamped, why_no_day
 from protocol.host.run_card import MAX_CARD_BYTES, SignedCard, open_card
@@ -31,7 +32,7 @@ MOST_READ: Final = 64
 """Cards that a reader takes of a directory."""
 
 MOST_KEPT: Final = 256
-"""Hosts whose cards a node keeps."""
+"""Hosts whose cards a node keeps. Of more, some are drawn (card_places.py)."""
 
 CHECKS_PER_S: Final = 10.0
 CHECK_BURST: Final = 40.0
@@ -53,18 +54,17 @@ class CardRule:
 
     Args:
         stamp_bits: work that a card's stamp must show; None to take cards without a look at their stamps.
+        seed: of the draw of places (card_places.py); secret, and drawn where none is given.
     """
 
-    def __init__(self, verifier: Verifier, stamp_bits: int | None = None) -> None:
+    def __init__(self, verifier: Verifier, stamp_bits: int | None = None, seed: bytes = b"") -> None:
         self.num_refused = 0
         self._verifier = verifier
         self._stamp_bits = stamp_bits
         self._allowance, self._looked_unix_s = CHECK_BURST, 0.0
         self._stamped: dict[str, tuple[bytes, int, int]] = {}
+        self._places = CardPlaces(MOST_KEPT, 2.0 * CARD_TTL_S, seed)
         self._key = directory_id(RUNS_KEY)
-        self._kept: dict[str, float] = {}
-        """Hosts with a place, and until when."""
-
         self._refused: set[bytes] = set()
 
     def __call__(self, record: Record, now_unix_s: float) -> str:
@@ -90,18 +90,9 @@ class CardRule:
             return error.one_line()
         if card.host != record.subkey:
             return f"signed by {card.host}, stored for {record.subkey}"
-        if not self._has_room(record.subkey, now_unix_s):
-            return "the directory is full"
         if why_not := self._why_not_stamped(card, now_unix_s):
             return why_not
-        self._kept[record.subkey] = record.expires_unix_s
-        return ""
-
-    def _has_room(self, host: str, now_unix_s: float) -> bool:
-        if host not in self._kept and len(self._kept) >= MOST_KEPT:
-            self._kept = {known: until_s for known, until_s in self._kept.items() if until_s > now_unix_s}
-            self._stamped = {known: stamp for known, stamp in self._stamped.items() if known in self._kept}
-        return host in self._kept or len(self._kept) < MOST_KEPT
+        return "" if self._places.takes(card.host, record.expires_unix_s, now_unix_s) else "the directory is full now"
 
     def _why_not_stamped(self, signed: SignedCard, now_unix_s: float) -> str:
         """A stamp that was checked is not checked again, and a host that had a good one waits for nobody with its next. So a flood of
@@ -119,6 +110,8 @@ class CardRule:
         if not is_stamped(signed, self._stamp_bits):
             self._stamped.pop(signed.host, None)
             return "a false stamp"
+        if len(self._stamped) >= MOST_ASKING:
+            self._stamped = {host: known for host, known in self._stamped.items() if self._places.knows(host)}
         self._stamped[signed.host] = stamp
         return ""
 

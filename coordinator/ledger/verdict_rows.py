@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.recorded_bans import banned_peers
 from coordinator.policy.audited_work_core import AuditedWork, KnownVerdict, audited_work, usual_fit
 from protocol.errors import StorageError
 from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
@@ -57,12 +58,13 @@ def verdict_rows(ledger: Ledger) -> Sequence[KnownVerdict]:
 
 
 def audited_in(ledger: Ledger, peers: Iterable[PeerId], strangers: Iterable[PeerId]) -> dict[PeerId, AuditedWork]:
-    """The records of these peers with auditors. Blocks.
+    """The records of these peers with auditors. Verdicts of auditors that were banned count no more. Blocks.
 
     Args:
-        strangers: those whose work says nothing about the run's usual fit.
+        strangers: those whose work says nothing about the run's usual fit; nor does that of banned peers.
     """
-    known, apart = verdict_rows(ledger), frozenset(strangers)
+    banned = banned_peers(ledger)
+    known, apart = [each for each in verdict_rows(ledger) if each.auditor not in banned], banned.union(strangers)
     usual = usual_fit(known, {each.contributor for each in known} - apart)
     about = dict[PeerId, list[KnownVerdict]]()
     for each in known:

@@ -53,7 +53,10 @@ class PeerTrust:
         if self.audited.is_doubted:
             return "auditors did its work again and found other work"
         if self.audited.tells_nothing:
-            return "auditors asked which steps it took, and it told none that they could take again"
+            return (
+                "auditors asked which steps it took, and it told none that they could take again; a peer of several replicas"
+                " needs an invite"
+            )
         if self.standing is PeerStanding.MEMBER:
             return (
                 "its work passed when done again" if self.audited.makes_member else "its work was counted for some days"

@@ -35,7 +35,9 @@ MOST_KEPT: Final = 2
 """States that are kept: of the beginning of the audited round, and of the next one."""
 
 MOST_COPIES: Final = 3
-"""Copies of the training state at once: the kept beginnings, and the state of the redone steps or our own. The delta comes on top."""
+"""Copies of the training state at once: beginnings and the snapshot of the next one, at most MOST_KEPT together, and the state of the
+redone steps or our own. The delta comes on top.
+"""
 
 LONGEST_STEP_S: Final = 30.0
 """With longer steps nothing is audited: a turn is a step at least, and no order, not even a pause, is obeyed within it."""
@@ -115,7 +117,8 @@ class AuditTurns:
             self._keep(moved(self._trainer, begun, shift_N))
 
     def _copied(self) -> TrainerState | None:
-        """A copy of the state; None without memory for one. The oldest beginning gives up its memory first."""
+        """A copy of the state; None without memory for one. An earlier snapshot and the oldest beginning give up theirs first."""
+        self._snapshot = None
         self._forget_all_but(MOST_KEPT - 1)
         try:
             return state_of(self._trainer)
@@ -131,9 +134,11 @@ class AuditTurns:
             self._kept[state.schedule_tokens] = state
         self._forget_all_but(MOST_KEPT)
 
-    def _forget_all_but(self, num_newest: int) -> None:
-        while len(self._kept) > num_newest:
-            del self._kept[min(self._kept)]
+    def _forget_all_but(self, most: int) -> None:
+        """Keep that of a running audit, which needs it to its end, and the newest."""
+        audited = self._taken[0] if self._taken is not None else None
+        for tokens in sorted(self._kept, key=lambda tokens: (tokens == audited, tokens))[:-most]:
+            del self._kept[tokens]
 
     def forget(self) -> None:
         """Free everything."""
@@ -157,6 +162,7 @@ class AuditTurns:
             begun = self._kept.get(order.schedule_tokens)
             if begun is None:
                 return Redone(problem=self._why_none)
+            self._work = None  # its memory goes before there is more
             self._work, self._taken = RedoneWork(self._trainer, steps, begun), (order.schedule_tokens, steps)
         if not self._work.advance(order.turn_steps):
             return Redone(num_left=self._work.num_left)

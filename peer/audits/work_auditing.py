@@ -144,7 +144,7 @@ class WorkAuditing:
         while True:
             await self._keep(service, head)
             await self._free(head)
-            head = await _next_link(service, head)
+            head = await next_link(service, head)
             drawn = await self._drawn(service, head)
             if drawn is None:
                 continue
@@ -340,7 +340,7 @@ def _progress(drawn: _Drawn, num_left: int, *, is_control: bool) -> str:
     )
 
 
-async def _next_link(service: RoundService, known: ChainLink) -> ChainLink:
+async def next_link(service: RoundService, known: ChainLink) -> ChainLink:
     """The head once it is another one."""
     while service.state.link.commit == known.commit:
         await service.wait_changed()

@@ -189,7 +189,7 @@ class PeerStatus(BaseModel):
         run_rounds_counted: rounds of the run that this peer saw and that count it, over all its starts, with `run_tokens_counted`
             tokens; 0 in the last status of older releases.
         audits: others' work that this process did again and of which the host took the verdict; `last_audit` tells the newest one,
-            and `audit_now` the one under way.
+            and `audit_now` the one under way. `untellable` is why nobody can do this peer's own work again.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while our lineage is the run's.
     """
 
@@ -244,6 +244,7 @@ class PeerStatus(BaseModel):
     audits: int = 0
     last_audit: str = ""
     audit_now: str = ""
+    untellable: str = ""
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()
     worker_state: str = ""

@@ -82,7 +82,7 @@ class SeenRound:
 class GivenToRun:
     """This peer's part in the run over all its starts, as far as it saw the rounds: `rounds` that counted it, with `tokens`.
     `fresh` rounds are not in the history on disk yet. This process did `audits` of others' work; `last_audit` tells the newest, and
-    `audit_now` the one under way.
+    `audit_now` the one under way. `untellable` is why nobody can do this peer's own work again; empty where they can.
     """
 
     fresh: list[SeenRound] = field(default_factory=list)
@@ -92,6 +92,7 @@ class GivenToRun:
     audits: int = 0
     last_audit: str = ""
     audit_now: str = ""
+    untellable: str = ""
 
     def audited(self, verdict: WorkVerdict) -> None:
         """The host took our verdict on a contributor's work."""

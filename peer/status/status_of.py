@@ -130,6 +130,7 @@ def status_of(sources: Sources) -> PeerStatus:
         audits=board.rounds.given.audits,
         last_audit=board.rounds.given.last_audit,
         audit_now=board.rounds.given.audit_now,
+        untellable=board.rounds.given.untellable,
         first_counted_unix_s=board.rounds.first_counted_unix_s,
         last_round=board.rounds.last,
         started_unix_s=board.started_unix_s,

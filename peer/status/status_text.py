@@ -8,6 +8,7 @@ from peer.cards.card_status import rows_of_cards
 from peer.status.status import PeerStatus
 from protocol.estimates.unit_disk import disk_phrase
 from protocol.grids import JOULES_PER_KWH, carbon_kg
+from protocol.host.work_rules import BY_INVITE
 from protocol.identity.chosen_name import called
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
@@ -246,7 +247,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         *_run_rows(status),
         ("host", _host(status)),
         ("reach", _OUTBOUND if status.is_outbound_only else ""),
-        ("standing", _STANDINGS.get(status.standing, "")),
+        ("standing", _standing(status)),
         *_audit_rows(status),
         ("team", status.team),
         ("start", status.restarted),
@@ -296,6 +297,12 @@ def _last_round(status: PeerStatus) -> str:
     left_out = f" ({last.left_out:.0%} of yours left out)" if last.left_out else ""
     lost = f", {last.lost:.1%} of the mean had no room" if last.lost else ""
     return f"{several(len(last.members), 'member')}, {share}{left_out}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
+
+
+def _standing(status: PeerStatus) -> str:
+    """The standing of a peer that came by the open door, and why its work makes no member of it."""
+    words = _STANDINGS.get(status.standing, "")
+    return f"{words}, but not here: {status.untellable}; {BY_INVITE}" if words and status.untellable else words
 
 
 def _audit_rows(status: PeerStatus) -> list[tuple[str, str]]:

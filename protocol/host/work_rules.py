@@ -35,9 +35,12 @@ def fit_of(gap: float, length_ratio: float) -> float:
     return gap * min(WHOLE_LENGTH, length_ratio)
 
 
-_SPARSE: Final = "contributions are sparse, where round.robust misses members that know its rule; int8 mends both"
+BY_INVITE: Final = "ask the run's owner for an invite"
+"""The remedy for a peer whose work nobody can do again, so that it makes no member."""
+
+_SPARSE: Final = "contributions are sparse, where round.robust misses peers that know its rule; int4 or int8 mends both"
 """Honest sparse work agrees less with itself than false work can agree with all of it (tests/benchmarks/LOG.md, "Members that know the
-rule, and sparse work").
+rule, and sparse work", "Codecs of open runs").
 """
 
 
@@ -54,12 +57,29 @@ def why_no_audits(config: RunConfig) -> str:
     return next((reason for is_fine, reason in reasons if not is_fine), "")
 
 
+def why_untellable(num_steps: int) -> str:
+    """Why auditors cannot do a contribution again, in words for its contributor; empty where they can, or where it is too short.
+
+    Args:
+        num_steps: its local steps; 0 where several replicas took some between each other's.
+    """
+    if not num_steps:
+        return "several replicas train here, and their steps lie between each other's"
+    if num_steps > MOST_STEPS:
+        return f"a round has {num_steps} of this peer's steps, and auditors take at most {MOST_STEPS}"
+    return ""
+
+
 def audit_notes(config: RunConfig) -> list[str]:
     """A sentence for the host of an open run whose work is not done again, or of only so many peers; none elsewhere."""
     if not config.admission.open:
         return []
     if why := why_no_audits(config):
         return [f"nobody does strangers' work again, so it counts unseen: {why}"]
+    return [*_few_steps_note(config), *_many_steps_note(config)]
+
+
+def _few_steps_note(config: RunConfig) -> list[str]:
     members, step_tokens = config.run.max_members, LEAST_STEPS * config.inner.batch_tokens
     most = config.round.target_tokens // step_tokens
     if most >= members:
@@ -69,3 +89,12 @@ def audit_notes(config: RunConfig) -> list[str]:
     return [
         f"{found}, and no work is done again: round.target_tokens of {members * step_tokens} is enough for {members}"
     ]
+
+
+def _many_steps_note(config: RunConfig) -> list[str]:
+    most_tokens = MOST_STEPS * config.inner.batch_tokens
+    fewest = -(-config.round.target_tokens // most_tokens)
+    if fewest <= config.run.min_members:
+        return []
+    found = f"with fewer than {several(fewest, 'peer')} some take more than {MOST_STEPS} steps a round"
+    return [f"{found}, and strangers among these become no members by their work"]

@@ -57,7 +57,7 @@ def test_a_few_short_rounds_are_no_reason_and_a_run_that_becomes_short_again_is_
 
 @pytest.mark.parametrize("codec", ["int8", "topk"])
 def test_a_run_without_audits_is_warned_of_at_its_start_and_others_once_their_rounds_are_short(codec: str) -> None:
-    numbers = {"target_tokens": 10**9, "robust": "clip-agree", "mode": "blocking", "codec": codec}
+    numbers = {"target_tokens": 200_000, "robust": "clip-agree", "mode": "blocking", "codec": codec}
     config = parse_run_config(run_toml("open", 10**10, round=numbers, admission={"open": True}))
     with structlog.testing.capture_logs() as logs:
         watched_steps(config)(_rounds(*[1] * 2 * FEW_ROUNDS))

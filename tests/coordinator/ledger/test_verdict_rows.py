@@ -68,3 +68,19 @@ def test_a_peer_that_told_no_steps_is_known_after_a_restart(tmp_path: Path) -> N
             put_verdict(ledger, PeerId(auditor), untold, now_unix_s=number)
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         assert audited_in(ledger, [STRANGER], [STRANGER])[STRANGER].tells_nothing
+
+
+def test_verdicts_of_a_banned_auditor_and_about_banned_peers_count_no_more(tmp_path: Path) -> None:
+    liar, cheat = PeerId("a"), PeerId("cheat")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number in range(2 * MEMBER_PASSES):
+            _put(ledger, KEEPER, 0.4, number)
+        for number in range(3 * MEMBER_PASSES):
+            _put(ledger, cheat, 1.8, 100 + number)
+        for number in (1, 3):  # one fail of each of two auditors
+            _put(ledger, STRANGER, 0.0, number)
+        assert audited_in(ledger, [STRANGER], [STRANGER])[STRANGER].is_doubted
+        for banned in (liar, cheat):
+            ledger.ban_again(banned, b"k" * 32, "lies", b"entry of " + banned.encode(), now_unix_s=6)
+        found = audited_in(ledger, [STRANGER], [STRANGER])[STRANGER]
+        assert (found.is_doubted, found.num_fails) == (False, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from protocol.errors import MachineError
 from tests.peer.audits.redone_world import INNER, SIGNERS, STEPS, World, put_state, sent
 
 AUDITOR, CONTRIBUTOR = 1, 0
-NUM_OWN, TOKENS = 5, 1000
+NUM_OWN, TOKENS = 5, 100_000
 """Steps of the auditor in a round, and the run's tokens after it."""
 
 
@@ -86,7 +87,9 @@ def _nowhere(world: World) -> torch.Tensor:
     return torch.zeros(len(world.anchor_N))
 
 
-def _shift(world: World, turns: AuditTurns, num_after: int, *, lacks_tokens: int = 0) -> torch.Tensor:
+def _shift(
+    world: World, turns: AuditTurns, num_after: int, *, lacks_tokens: int = 0, tokens: int = TOKENS
+) -> torch.Tensor:
     """A round of a trainer that trains on for some steps between its snapshot and the commit; returns the anchor after it, (N,)."""
     trainer = world.trainers[AUDITOR]
     for _ in range(NUM_OWN):
@@ -96,7 +99,7 @@ def _shift(world: World, turns: AuditTurns, num_after: int, *, lacks_tokens: int
     for _ in range(num_after):
         trainer.step()
     anchor_N = world.anchor_N - 0.5 * (world.anchor_N - theta_N)
-    trainer.shift(anchor_N - theta_N, ready - lacks_tokens, TOKENS)
+    trainer.shift(anchor_N - theta_N, ready - lacks_tokens, tokens)
     turns.note_shift(anchor_N - theta_N, ready - lacks_tokens)
     return anchor_N
 
@@ -130,6 +133,44 @@ def test_a_snapshot_that_was_not_counted_in_full_or_that_a_load_discarded_is_no_
     assert len(kept) == 1
     _shift(world, turns, 1)
     assert all(turns._kept[tokens] is state for tokens, state in kept.items()), "it was asked for once"
+
+
+def _copies() -> set[int]:
+    """The places in memory of all training states that are there."""
+    gc.collect()
+    states = [each for each in gc.get_objects() if isinstance(each, TrainerState)]
+    return {state.values[0].data_ptr() for state in states}
+
+
+def test_rounds_that_begin_amid_an_audit_cost_no_more_copies_than_promised_and_the_audit_goes_on(
+    world: World, turns: AuditTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, most = _copies(), list[int]()
+
+    def counted(make: Callable[..., object]) -> Callable[..., object]:
+        def made(*arguments: object) -> object:
+            most.append(len(_copies() - before) + 1)
+            return make(*arguments)
+
+        return made
+
+    for name in ("state_of", "RedoneWork"):
+        monkeypatch.setattr(audit_turns, name, counted(getattr(audit_turns, name)))
+    turns.keep_next()
+    turns.note_load()
+    assert world.begun[AUDITOR].schedule_tokens < TOKENS
+    turns.keep_next()
+    _shift(world, turns, 1)
+    turns.redo(_order(world, turn_steps=6))
+    turns.keep_next()
+    for _ in range(2):  # the first one's round failed
+        turns.note_snapshot()
+    _shift(world, turns, 1, tokens=2 * TOKENS)
+    assert turns.redo(_order(world, turn_steps=6)).num_left == STEPS - 12, "it goes on where it was"
+    given_up = _order(world, turn_steps=1).model_copy(update={"peer": "control"})
+    assert not turns.redo(given_up).problem
+    assert len(most) == 7
+    assert max(most) == MOST_COPIES
 
 
 def test_of_a_round_whose_steps_were_largely_taken_before_its_base_was_adopted_nothing_is_kept(

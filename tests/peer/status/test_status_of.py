@@ -182,8 +182,10 @@ async def test_verdicts_on_others_work_that_the_host_took_are_told_with_the_newe
     assert "60% of what is usual" in status.last_audit
     board.rounds.given.audited(untold_of(*work))
     board.rounds.given.audit_now = "doing 32 steps again"
+    board.rounds.given.untellable = "several replicas train here"
     status = status_of(sources)
     assert (status.audits, status.audit_now) == (2, "doing 32 steps again")
+    assert status.untellable == "several replicas train here"
     assert "told no steps" in status.last_audit
 
 

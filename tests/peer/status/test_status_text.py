@@ -77,6 +77,14 @@ def test_a_peer_of_an_open_run_is_told_its_standing_and_what_follows_from_it(sta
     assert not any("standing" in line for line in status_lines(STATUS.model_copy(update={"standing": "keeper"})))
 
 
+def test_a_stranger_whose_work_nobody_can_do_again_is_told_why_it_becomes_no_member_and_what_to_do() -> None:
+    found = {"standing": "stranger", "untellable": "several replicas train here"}
+    line = next(line for line in status_lines(STATUS.model_copy(update=found)) if "standing" in line)
+    assert "not here: several replicas train here; ask the run's owner for an invite" in line
+    keeper = status_lines(STATUS.model_copy(update={**found, "standing": "keeper"}))
+    assert not any("replicas" in line for line in keeper)
+
+
 def test_bytes_of_each_unit_are_told_where_there_are_several() -> None:
     def moved(unit: str, way: str, up: int) -> BulkTraffic:
         return BulkTraffic(way=way, channel="scatter", unit=unit, codec="int8", bytes_up=up, bytes_down=7)

@@ -1,7 +1,7 @@
 """Our contributions (R8) on the bases of a unit's lineage, and the place in this peer's data that follows from them.
 
-The local steps of the newest ones are told to auditors, also after a restart. A peer that could not tell them would look like one that
-hides them.
+The local steps of the newest ones are told to auditors (R27), also after a restart. One that could not tell them would look like one
+that hides them.
 
 Rules: R8, R27 (protocol/rounds/RULES.md).
 """
@@ -29,12 +29,16 @@ class OfferedWork:
         bases = logged.bases if logged is not None else {}
         self.settled_step = logged.begins.next_step if logged is not None and logged.begins is not None else 0
         self._by_base = {base: known.contributions for base, known in bases.items() if known.contributions}
+        self.newest: LoggedContribution | None = None
+        """Of this process; None before its first."""
+
         self._told: dict[Root, LoggedContribution] = {}
         self._tell(each for found in self._by_base.values() for each in found)
 
     def add(self, base: CommitId, contribution: LoggedContribution) -> None:
         """A contribution was written to disk."""
         self._by_base[base] = (*self._by_base.get(base, ()), contribution)
+        self.newest = contribution
         self._tell([contribution])
 
     def _tell(self, contributions: Iterable[LoggedContribution]) -> None:
