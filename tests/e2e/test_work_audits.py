@@ -36,7 +36,7 @@ import peer.audits.work_audit_core, peer.scores.scoring_core
 peer.audits.work_audit_core.STRANGERS_WEIGHT = 1
 peer.scores.scoring_core.SHARE_OF_TIME = 1.0
 """
-"""Keepers' work is drawn as often as strangers', so that the run's usual gap is soon known, and audits take their time."""
+"""Keepers' work is drawn as often as strangers', so that the run's usual fit is soon known, and audits take their time."""
 
 OTHER_TEXT = """
 import peer.daemon
