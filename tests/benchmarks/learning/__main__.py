@@ -13,6 +13,7 @@ met. 1: a target is missed. 2: the piece is over, and there is more to train: st
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -35,12 +36,11 @@ PIECE_S: Final = 540.0
 RUNS_NAME: Final = "runs.jsonl"
 
 
-def next_trial(plans: Sequence[TablePlan], chapters: Sequence[str], only: str) -> Trial | None:
+def next_trial(plans: Sequence[TablePlan], chapters: Sequence[str], only: re.Pattern[str]) -> Trial | None:
     """The first training that is planned and not finished; the plan grows with what is finished."""
     for plan in plans:
         for trial in plan.trials(chapters):
-            is_asked = any(part in name_of(trial.way) for part in only.split("|"))
-            if is_asked and plan.loss(trial) is None:
+            if only.search(name_of(trial.way)) and plan.loss(trial) is None:
                 return trial
     return None
 
@@ -69,6 +69,13 @@ def _chapters(text: str) -> list[str]:
     return names
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; expected a regular expression") from error
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.learning", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where trainings are kept")
@@ -78,7 +85,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--chapters", type=_chapters, default=list(CHAPTERS), help=f"by commas, of {','.join(CHAPTERS)}"
     )
-    parser.add_argument("--only", default="", help="ways whose name has one of these in it, by |")
+    parser.add_argument(
+        "--only",
+        type=_pattern,
+        default="",
+        help='ways whose name has this regular expression in it, such as "int8|mean$"',
+    )
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--piece-s", type=float, default=PIECE_S, help="seconds until this piece ends")
     parser.add_argument("--device", default="cpu", help="where members train: cpu or cuda")
