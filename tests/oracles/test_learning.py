@@ -14,7 +14,7 @@ import torch
 
 from averaging.models.llama.config import LlamaConfig
 from protocol.rounds.messages.record import OuterStep
-from tests.benchmarks.convergence import Runs
+from tests.benchmarks.convergence import BadRunsError, Runs
 from tests.benchmarks.convergence_training import Corpus, Outcome, Training
 from tests.benchmarks.convergence_ways import STREAMING, SYNC, SYNC_MUON, Ramp, Regime, Trial, Way
 from tests.benchmarks.learning.loss_rows import rows_of
@@ -86,6 +86,23 @@ def test_a_damaged_file_between_two_pieces_and_one_of_another_training_are_refus
     piece.path.write_bytes(piece.path.read_bytes()[:-100])
     with pytest.raises(BadSavedTrainingError, match=piece.path.name):
         piece.run_until(1e9)
+
+
+@pytest.mark.parametrize(
+    "bad", [b"garbage", b"\xff\xfe\x00", b"[1, 2]", b'{"key": "a"}', b'{"loss": 1.0}', b'{"key": "a", "loss": "x"}']
+)
+def test_a_damaged_line_of_finished_trainings_is_named_and_its_remedy_is_said(bad: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b'{"key": "b", "loss": 1.5}\n' + bad + b"\n")
+    with pytest.raises(BadRunsError, match=r"runs.jsonl, line 2: .*; expected .*; delete that line"):
+        Runs(path)
+
+
+def test_an_interrupted_last_line_of_finished_trainings_is_cut_off(tmp_path: Path) -> None:
+    path, whole = tmp_path / "runs.jsonl", b'{"key": "b", "loss": 1.5}\n'
+    path.write_bytes(whole + b'{"key": "c", "lo')
+    Runs(path)
+    assert path.read_bytes() == whole
 
 
 def test_the_table_takes_each_familys_best_rate_and_its_gaps_are_over_the_best_reference(tmp_path: Path) -> None:

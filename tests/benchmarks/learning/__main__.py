@@ -7,7 +7,7 @@ its lowest or highest. The members of a way share the tokens of a step.
 
 The folder keeps finished trainings, one a line, and the state of the one that is under way. Each start goes on where the last one was
 left, for `--piece-s` seconds, and writes the rows of all that is finished. Exit code 0: everything is trained, and every target is
-met. 1: a target is missed. 2: the piece is over, and there is more to train: start it again.
+met. 1: a target is missed. 2: the piece is over, and there is more to train: start it again. 3: a file of the folder is damaged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Final
 
 import torch
 
-from tests.benchmarks.convergence import Runs, corpus
+from tests.benchmarks.convergence import BadRunsError, Runs, corpus
 from tests.benchmarks.convergence_training import Corpus
 from tests.benchmarks.convergence_ways import Trial
 from tests.benchmarks.learning.loss_rows import rows_of
 from tests.benchmarks.learning.pieces import Piece
+from tests.benchmarks.learning.saved_training import BadSavedTrainingError
 from tests.benchmarks.learning.sizes import QUICK, SIZES, Size
 from tests.benchmarks.learning.table_plan import CHAPTERS, TablePlan, name_of
 from tests.benchmarks.results import print_rows, write_rows
@@ -115,8 +116,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{size.name} takes weeks on a processor; give --device cuda, or a smaller --size", file=sys.stderr)
         return 3
     torch.set_num_threads(options.threads)
-    plans = _plans(size, options)
-    is_done = train(plans, options)
+    try:
+        plans = _plans(size, options)
+        is_done = train(plans, options)
+    except (BadRunsError, BadSavedTrainingError) as error:
+        print(error, file=sys.stderr)
+        return 3
     rows = rows_of(size, plans)
     write_rows(rows, options.json)
     print_rows(rows, "loss at equal tokens")
