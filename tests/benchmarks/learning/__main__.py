@@ -26,7 +26,8 @@ import torch
 from tests.benchmarks.convergence import BadRunsError, Runs, corpus
 from tests.benchmarks.convergence_training import Corpus
 from tests.benchmarks.convergence_ways import Trial
-from tests.benchmarks.learning.loss_rows import rows_of
+from tests.benchmarks.learning.law_rows import law_rows
+from tests.benchmarks.learning.loss_rows import rows_of, standings
 from tests.benchmarks.learning.pieces import Piece
 from tests.benchmarks.learning.saved_training import BadSavedTrainingError
 from tests.benchmarks.learning.sizes import QUICK, SIZES, Size
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     except (BadRunsError, BadSavedTrainingError) as error:
         print(error, file=sys.stderr)
         return 3
-    rows = rows_of(size, plans)
+    rows = [*rows_of(size, plans), *law_rows(size, standings(plans))]
     write_rows(rows, options.json)
     print_rows(rows, "loss at equal tokens")
     if not is_done:
