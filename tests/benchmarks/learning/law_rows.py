@@ -7,7 +7,9 @@ shortest rounds are of 20 steps.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from peer.forecast.loss_law_core import members_factor
@@ -48,19 +50,14 @@ def _gap(each: Standing) -> float:
 
 def _of_members(what: str, num_values: int, each: Standing) -> list[Row]:
     law = 100.0 * (members_factor(num_values, each.members) - 1.0)
-    error = 100.0 * ((1.0 + each.gap / 100.0) / (1.0 + law / 100.0) - 1.0)
-    settings = {"law": LAW, "values": num_values, "way": name_of(each.way), "gaps": each.gaps, "machine": machine()}
-    trials = len(each.gaps)
-    return [
-        Row(
-            BENCH,
-            f"{what}: loss over data-parallel training, against the law of a plan",
-            round(each.gap, 2),
-            "%",
-            round(law, 2),
-            round(each.gap / law, 2),
-            trials=trials,
-            settings=settings,
-        ),
-        Row(BENCH, f"{what}: measured loss over the law's", round(error, 2), "%", trials=trials, settings=settings),
-    ]
+    errors = [100.0 * ((1.0 + gap / 100.0) / (1.0 + law / 100.0) - 1.0) for gap in each.gaps]
+    settings = {"law": LAW, "values": num_values, "way": name_of(each.way), "machine": machine()}
+    gap = _row(f"{what}: loss over data-parallel training, against the law of a plan", each.gaps, settings)
+    gap = replace(gap, baseline=round(law, 2), ratio=round(each.gap / law, 2))
+    return [gap, _row(f"{what}: measured loss over the law's", errors, settings)]
+
+
+def _row(metric: str, percents: Sequence[float], settings: dict[str, object]) -> Row:
+    spread = {"best": round(min(percents), 2), "worst": round(max(percents), 2)} if len(percents) > 1 else {}
+    value = round(statistics.median(percents), 2)
+    return Row(BENCH, metric, value, "%", trials=len(percents), spread=spread, settings=settings)
