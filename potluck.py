@@ -115,7 +115,7 @@ def _daemons() -> Sequence[LocalDaemon]:
 
 def _write_trace(state_dir: Path | None, file: Path) -> str:
     import peer.status.local_view
-    from peer.status.trace import write_trace
+    from peer.status.tracing.trace import write_trace
 
     return write_trace(peer.status.local_view.folder_of(state_dir), file)
 

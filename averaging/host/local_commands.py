@@ -70,7 +70,8 @@ class LocalCommands:
             Path | None,
             typer.Option(
                 metavar="FILE",
-                help="Write what the peer did in its newest round to FILE, a Chrome trace for ui.perfetto.dev; - prints it.",
+                help="Write what the peer did in its newest round to FILE: a Chrome trace for ui.perfetto.dev, or a picture if it "
+                "ends in .svg; - prints the trace.",
                 show_default=False,
             ),
         ] = None,

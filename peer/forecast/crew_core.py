@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import nan
 from typing import Final
 
 from peer.forecast.known_cards_core import KnownCard, known_card
@@ -18,12 +18,18 @@ from protocol.errors import ConfigError
 MOST_PEERS: Final = 1_000_000
 MOST_CARDS: Final = 64
 MOST_GROUPS: Final = 64
+LEAST_MBIT_PER_S: Final = 1e-3
 MOST_MBIT_PER_S: Final = 1e6
+TOKENS_PER_S: Final = (1e-3, 1e12)
+TFLOPS: Final = (1e-6, 1e6)
+WATTS: Final = (1e-3, 1e6)
+"""Measured speed and power of a peer that can be meant, the least and the most."""
 
 _SHAPE: Final = "peers such as 4xrtx3090,1xh100"
-_GROUP: Final = re.compile(r"(?:(\d{1,9})x)?(?:(\d{1,4})x)?([^:@]+?)(?::([^@]*?)w)?(?:@(.*))?", re.IGNORECASE)
-_TOKENS: Final = re.compile(r"([0-9.,_e+]+)(?:tok|tokens?)/s", re.IGNORECASE)
-_TFLOPS: Final = re.compile(r"([0-9.,_e+-]+)tflops", re.IGNORECASE)
+_GROUP: Final = re.compile(r"(?:(-?\d+)x)?(?:(-?\d+)x)?([^:@]*?)(?::([^@]*?)w)?(?:@(.*))?", re.IGNORECASE)
+_TOKENS: Final = re.compile(r"(.*?)(?:tok|tokens?)/s", re.IGNORECASE)
+_TFLOPS: Final = re.compile(r"(.*?)tflops", re.IGNORECASE)
+_MOST_DIGITS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +84,16 @@ def parse_link(text: str) -> Link:
     """A link: "100/20" is 100 Mbit/s down and 20 up; "100" is both.
 
     Raises:
-        ConfigError: no two numbers above 0.
+        ConfigError: no two numbers from `LEAST_MBIT_PER_S` to `MOST_MBIT_PER_S`.
     """
     down, _, up = text.partition("/")
     try:
         speeds = [float(down), float(up or down)]
     except ValueError:
         speeds = []
-    if len(speeds) != 2 or not all(isfinite(speed) and 0 < speed <= MOST_MBIT_PER_S for speed in speeds):
-        raise ConfigError(f"link {text!r}", "Mbit/s above 0, down and up", "such as 100/20")
+    if len(speeds) != 2 or not all(LEAST_MBIT_PER_S <= speed <= MOST_MBIT_PER_S for speed in speeds):
+        allowed = f"{LEAST_MBIT_PER_S:g} to {MOST_MBIT_PER_S:,.0f} Mbit/s, down and up, without a unit"
+        raise ConfigError(f"link {text!r}", allowed, "such as 100/20")
     return Link(speeds[0], speeds[1])
 
 
@@ -102,31 +109,33 @@ def _group(text: str) -> Group:
     count, cards = _counted(text, found[1]), _counted(text, found[2])
     if count > MOST_PEERS or cards > MOST_CARDS:
         raise ConfigError(f"--peers {text!r}", f"at most {MOST_PEERS:,} peers with {MOST_CARDS} cards each")
-    watts = _number(text, found[4], "watts") if found[4] is not None else None
+    watts = _number(text, found[4], "watts", WATTS) if found[4] is not None else None
     link = parse_link(found[5]) if found[5] is not None else None
     what = found[3].strip()
+    if not what:
+        raise ConfigError(f"--peers {text!r}: no card is named", _SHAPE)
     if measured := _TOKENS.fullmatch(what):
-        speed = _number(text, measured[1], "tokens/s")
+        speed = _number(text, measured[1], "tokens/s", TOKENS_PER_S)
         return Group(text, count, tokens_per_s=speed * cards, watts=watts, link=link)
     if measured := _TFLOPS.fullmatch(what):
-        speed = _number(text, measured[1], "TFLOP/s") * 1e12
+        speed = _number(text, measured[1], "TFLOP/s", TFLOPS) * 1e12
         return Group(text, count, flops_per_s=speed * cards, watts=watts, link=link)
     card = known_card(what)
     return Group(text, count, cards, card, watts=card.watts * cards if watts is None else watts, link=link)
 
 
 def _counted(text: str, digits: str | None) -> int:
-    count = 1 if digits is None else int(digits)
+    count = 1 if digits is None else int(digits[:_MOST_DIGITS])
     if count < 1:
         raise ConfigError(f"--peers {text!r}: nobody trains", "one peer or more", _SHAPE)
     return count
 
 
-def _number(text: str, digits: str, unit: str) -> float:
+def _number(text: str, digits: str, unit: str, ends: tuple[float, float]) -> float:
     try:
         value = float(digits.replace("_", ""))
     except ValueError:
-        value = 0.0
-    if not isfinite(value) or value <= 0:
-        raise ConfigError(f"--peers {text!r}: {digits!r} {unit}", "a number above 0")
+        value = nan
+    if not ends[0] <= value <= ends[1]:
+        raise ConfigError(f"--peers {text!r}: {digits!r} {unit}", f"a number from {ends[0]:g} to {ends[1]:g}")
     return value

@@ -22,7 +22,7 @@ from peer.forecast.shapes_core import MOST_TOKENS, Numbers, ladder, run_of, shap
 from peer.training.plan.card_memory_core import flops_per_token, run_load
 from protocol.errors import ConfigError
 from protocol.estimates.estimates import SECONDS_PER_DAY
-from protocol.tables import short_count
+from protocol.tables import several, short_count
 
 if TYPE_CHECKING:
     from protocol.run.manifest import RunConfig
@@ -139,14 +139,32 @@ def time_to(nats: float, run: RunConfig, crew: Sequence[Group], conditions: Cond
             f"more than {least_loss(run.held_elements, schedule):.2f}, which this model nears with ever more tokens",
             "take a larger model",
         )
-    return of_tokens(run, speed, max(1, round(tokens)), conditions)
+    found = of_tokens(run, speed, max(1, round(tokens)), conditions)
+    if found.days > MOST_DAYS:
+        raise ConfigError(
+            f"--loss {nats:g}: these peers reach it in {found.days:,.0f} days",
+            f"at most {MOST_DAYS:,.0f}",
+            "plan more or faster peers, or a higher loss",
+        )
+    return found
 
 
 def within_days(days: float, run: RunConfig, crew: Sequence[Group], conditions: Conditions) -> Forecast:
-    """A training of this run's model over so many days. Raises ConfigError where no peer can train it."""
+    """A training of this run's model over so many days.
+
+    Raises:
+        ConfigError: no peer can train it, or they finish no step of it within that time.
+    """
     check_days(days)
     speed = crew_speed(run, crew, conditions)
-    return of_tokens(run, speed, max(1, int(speed.tokens_per_s * days * SECONDS_PER_DAY)), conditions)
+    tokens = int(speed.tokens_per_s * days * SECONDS_PER_DAY)
+    if tokens < run.inner.batch_tokens:
+        raise ConfigError(
+            f"--days {days:g}: these peers train {several(tokens, 'token')} in it",
+            f"a step of {run.inner.batch_tokens:,} tokens or more",
+            "plan more days, or more peers",
+        )
+    return of_tokens(run, speed, min(tokens, MOST_TOKENS), conditions)
 
 
 def check_days(days: float) -> None:

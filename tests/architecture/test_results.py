@@ -77,3 +77,13 @@ def test_a_range_without_a_median_is_shown_as_a_range(tmp_path: Path) -> None:
 def test_a_row_that_cannot_be_shown_is_named_by_its_line(tmp_path: Path, bad: dict[str, object]) -> None:
     with pytest.raises(BadRowError, match=r"recovery\.jsonl, line 2: .*\n"):
         read_rows([_file(tmp_path, _row(), bad)])
+
+
+def test_a_file_of_rows_that_is_no_text_or_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadRowError, match=r"recovery\.jsonl, line 1: "):
+        read_rows([path])
+    path.unlink()
+    with pytest.raises(BadRowError, match=r"recovery\.jsonl cannot be read: .*\n.*name another"):
+        read_rows([path])

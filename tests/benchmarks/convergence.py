@@ -60,16 +60,27 @@ class Planned(Protocol):
         ...
 
 
+class BadRunsError(Exception):
+    """A file of finished trainings is damaged; the message names the line and says what to do."""
+
+
 class Runs:
-    """The file of finished trainings."""
+    """The file of finished trainings.
+
+    Raises:
+        BadRunsError: a line of it is no finished training.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        text = path.read_text(encoding="utf8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # an interruption cut the last line off: it is trained again
-            path.write_text(whole, encoding="utf8")
-        self._lines = {str(line["key"]): line for line in map(json.loads, whole.splitlines())}
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        self._lines: dict[str, Line] = {}
+        for number, text in enumerate(whole.splitlines(), start=1):
+            key, line = _finished(text, f"{path}, line {number}")
+            self._lines[key] = line
+        if whole != data:  # an interruption cut the last line off: it is trained again
+            path.write_bytes(whole)
 
     def loss(self, trial: Planned) -> float | None:
         """Of a finished training."""
@@ -92,6 +103,17 @@ class Runs:
             file.flush()
             os.fsync(file.fileno())
         self._lines[trial.key] = json.loads(json.dumps(line))
+
+
+def _finished(text: bytes, place: str) -> tuple[str, Line]:
+    """A line of the file of runs, with its key."""
+    try:
+        line = json.loads(text)
+        float(line["loss"])
+        return str(line["key"]), line
+    except (ValueError, KeyError, TypeError) as error:
+        expected = "a finished training with its key and loss; delete that line, and it is trained again"
+        raise BadRunsError(f"{place}: {error!r}; expected {expected}") from error
 
 
 def best_rate(runs: Runs, regime: Regime, seed: int, given: float | None) -> float | None:

@@ -2,8 +2,12 @@
 
 Two runs of a host and two peers: a small model that trains beside its exchanges, and a larger one that waits for them. Each peer has
 one thread. Before a run two processes measure their speed at the same time, as `potluck doctor --speed` does, and the plan takes that.
-A row is what the run did over what the plan said: tokens/s, and bytes of a round that a peer sends. Speed is measured again after the
-run. If both measures differ by more than the target, other programs took the machine, and the time is not judged.
+A row is what the run did over what the plan said: tokens/s, bytes of a round that a peer sends, and a peer's memory. Speed is measured
+again after the run. If both measures differ by more than the target, other programs took the machine, and the time is not judged.
+
+Memory is the kernel's peak of the daemon and of its training process since their start, with the memory that both share counted once.
+The plan's number for it is the promise of a dry run, for a peer that trains on the CPU. Memory of a card is compared with torch's own
+counting by `tests.benchmarks.memory_plan`.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from peer.forecast.forecast_core import Conditions, Forecast, forecast
 from peer.status.status import PeerStatus
 from protocol.errors import MachineError
 from protocol.run.manifest import RunConfig
+from tests.benchmarks.memory_readings import peak_bytes, reading
+from tests.benchmarks.memory_runs import pids_of
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import run_config
@@ -40,6 +46,8 @@ LOCAL_STEPS: Final = 20
 WARM_UP_ROUNDS: Final = 2
 MOST_OFF: Final = 0.25
 MOST_BYTES_OFF: Final = 0.05
+MOST_MEMORY_OFF: Final = 0.1
+ROWS_OF_A_RUN: Final = 3
 LOOPBACK_LINK: Final = Link(1000.0, 1000.0)
 WITHIN_S: Final = 300.0
 ANSWERS_WITHIN_S: Final = 20.0
@@ -53,11 +61,12 @@ RUNS: Final = (("beside training", SMALL, "overlap"), ("while training waits", L
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A window of a run: tokens/s that were committed, and bulk bytes that a peer sent for each round."""
+    """A window of a run: tokens/s that were committed, bulk bytes that a peer sent for each round, and memory of the fullest peer."""
 
     tokens_per_s: float
     round_bytes: float
     num_rounds: int
+    memory_bytes: int
 
 
 def config_of(model: LlamaConfig, mode: str) -> RunConfig:
@@ -118,7 +127,8 @@ def watched(config: RunConfig, directory: Path, num_rounds: int) -> Seen:
                 last, end_s = _next_round(swarm, last.index)
             tokens, rounds = last.total_tokens - first.total_tokens, last.index - first.index
             sent = (_bulk_bytes(swarm) - before) / PEERS / rounds
-            return Seen(tokens / (end_s - begin_s), sent, rounds)
+            memory = max(map(_memory_bytes, swarm.peers.values()))
+            return Seen(tokens / (end_s - begin_s), sent, rounds, memory)
         finally:
             swarm.close_logs()
 
@@ -141,6 +151,12 @@ def _status(peer: BenchPeer) -> PeerStatus:
     return status
 
 
+def _memory_bytes(peer: BenchPeer) -> int:
+    """The peaks of a peer's processes, which need not be at one moment, with the memory that they share counted once."""
+    pids = pids_of(peer)
+    return sum(map(peak_bytes, pids.values())) - max(reading(pid).mapping for pid in pids.values())
+
+
 def _bulk_bytes(swarm: Swarm) -> int:
     found = [_status(peer) for peer in swarm.peers.values()]
     return sum(status.bytes_up - status.control_bytes_up for status in found)
@@ -149,9 +165,11 @@ def _bulk_bytes(swarm: Swarm) -> int:
 def rows_of(name: str, plan: Forecast, seen: Seen, settings: dict[str, object], *, is_calm: bool) -> list[Row]:
     """The rows of a run: its figures over those of the plan. `is_calm`: whether the machine was as fast after the run as before."""
     speed, sent = plan.speed.tokens_per_s, float(plan.speed.rounds.up_bytes)
+    memory, promised = float(seen.memory_bytes), float(plan.machine_bytes)
     return [
         _row(f"{name}: tokens/s", seen.tokens_per_s, speed, "tokens/s", MOST_OFF if is_calm else None, settings),
         _row(f"{name}: bytes that a peer sends a round", seen.round_bytes, sent, "B", MOST_BYTES_OFF, settings),
+        _row(f"{name}: memory of a peer", memory, promised, "B", MOST_MEMORY_OFF, settings),
     ]
 
 
@@ -190,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
             "machine_after": machine(),
         }
         rows += rows_of(name, plan, seen, settings, is_calm=is_calm)
-        print_rows(rows[-2:], name)
+        print_rows(rows[-ROWS_OF_A_RUN:], name)
     write_rows(rows, options.json)
     return 0 if all(row.met is not False for row in rows) else 1
 

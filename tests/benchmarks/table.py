@@ -73,11 +73,11 @@ def read_rows(paths: Iterable[Path]) -> list[FiledRow]:
     """All rows of the files, in their order.
 
     Raises:
-        BadRowError: a line is no row, lacks its origin, or names a day that is none.
+        BadRowError: a file cannot be read, or a line is no row, lacks its origin, or names a day that is none.
     """
     rows = []
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), start=1):
+        for number, line in enumerate(_bytes_of(path).splitlines(), start=1):
             try:
                 row = FiledRow.model_validate_json(line)
                 date.fromisoformat(row.origin.date)
@@ -88,6 +88,13 @@ def read_rows(paths: Iterable[Path]) -> list[FiledRow]:
                 raise BadRowError(f"{path.name}, line {number}: {error}\n{expected}; mend that line") from error
             rows.append(row)
     return rows
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRowError(f"{path} cannot be read: {error.strerror}\nexpected a file of rows; name another") from error
 
 
 def newest(rows: Sequence[FiledRow]) -> list[FiledRow]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.status.trace import write_trace
+from peer.status.tracing.trace import write_trace
 from protocol.errors import PotluckError
 from tests.e2e.processes import Running
 

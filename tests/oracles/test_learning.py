@@ -13,11 +13,14 @@ import pytest
 import torch
 
 from averaging.models.llama.config import LlamaConfig
+from peer.forecast.loss_law_core import members_factor
 from protocol.rounds.messages.record import OuterStep
-from tests.benchmarks.convergence import Runs
+from protocol.tensors.model_config import model_schema
+from tests.benchmarks.convergence import BadRunsError, Runs
 from tests.benchmarks.convergence_training import Corpus, Outcome, Training
 from tests.benchmarks.convergence_ways import STREAMING, SYNC, SYNC_MUON, Ramp, Regime, Trial, Way
-from tests.benchmarks.learning.loss_rows import rows_of
+from tests.benchmarks.learning.law_rows import law_rows
+from tests.benchmarks.learning.loss_rows import rows_of, standings
 from tests.benchmarks.learning.pieces import Piece
 from tests.benchmarks.learning.saved_training import BadSavedTrainingError
 from tests.benchmarks.learning.sizes import SIZES, Size
@@ -88,6 +91,23 @@ def test_a_damaged_file_between_two_pieces_and_one_of_another_training_are_refus
         piece.run_until(1e9)
 
 
+@pytest.mark.parametrize(
+    "bad", [b"garbage", b"\xff\xfe\x00", b"[1, 2]", b'{"key": "a"}', b'{"loss": 1.0}', b'{"key": "a", "loss": "x"}']
+)
+def test_a_damaged_line_of_finished_trainings_is_named_and_its_remedy_is_said(bad: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b'{"key": "b", "loss": 1.5}\n' + bad + b"\n")
+    with pytest.raises(BadRunsError, match=r"runs.jsonl, line 2: .*; expected .*; delete that line"):
+        Runs(path)
+
+
+def test_an_interrupted_last_line_of_finished_trainings_is_cut_off(tmp_path: Path) -> None:
+    path, whole = tmp_path / "runs.jsonl", b'{"key": "b", "loss": 1.5}\n'
+    path.write_bytes(whole + b'{"key": "c", "lo')
+    Runs(path)
+    assert path.read_bytes() == whole
+
+
 def test_the_table_takes_each_familys_best_rate_and_its_gaps_are_over_the_best_reference(tmp_path: Path) -> None:
     size, runs = SIZES["3M"], Runs(tmp_path / "runs.jsonl")
     plan = TablePlan(size, 0, runs)
@@ -111,6 +131,20 @@ def test_the_table_takes_each_familys_best_rate_and_its_gaps_are_over_the_best_r
     assert [row.value for row in own] == [-1.0]
     assert rows["3M, target: Muon in e3m0 over synchronous AdamW"].met is True
     assert rows["3M, target: Muon in e3m0 over synchronous Muon"].met is False
+
+
+def test_the_gap_of_members_stands_beside_that_of_the_law_with_the_error_of_its_loss(tmp_path: Path) -> None:
+    size, runs = SIZES["0.1M"], Runs(tmp_path / "runs.jsonl")
+    plan = TablePlan(size, 0, runs)
+    for trial in plan.of_rates(SYNC):
+        runs.add(trial, asdict(Outcome(2.0, 1e6, 1, 1.0, ())))
+    assert law_rows(size, standings([plan])) == []
+    for way, loss in ((rounds("adamw", 20), 2.2), (rounds("adamw", 20, "int8"), 2.1), (rounds("muon", 20), 2.1)):
+        runs.add(plan.of_rates(way)[0], asdict(Outcome(loss, 1e6, 1, 1.0, ())))
+    gap, error = law_rows(size, standings([plan]))
+    law = members_factor(model_schema(size.model).num_elements, 4)
+    assert (gap.value, gap.baseline) == (pytest.approx(10.0), pytest.approx(100 * (law - 1), abs=0.01))
+    assert error.value == pytest.approx(100 * (1.1 / law - 1), abs=0.01)
 
 
 @pytest.mark.parametrize(

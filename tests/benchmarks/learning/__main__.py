@@ -7,12 +7,13 @@ its lowest or highest. The members of a way share the tokens of a step.
 
 The folder keeps finished trainings, one a line, and the state of the one that is under way. Each start goes on where the last one was
 left, for `--piece-s` seconds, and writes the rows of all that is finished. Exit code 0: everything is trained, and every target is
-met. 1: a target is missed. 2: the piece is over, and there is more to train: start it again.
+met. 1: a target is missed. 2: the piece is over, and there is more to train: start it again. 3: a file of the folder is damaged.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -22,11 +23,13 @@ from typing import Final
 
 import torch
 
-from tests.benchmarks.convergence import Runs, corpus
+from tests.benchmarks.convergence import BadRunsError, Runs, corpus
 from tests.benchmarks.convergence_training import Corpus
 from tests.benchmarks.convergence_ways import Trial
-from tests.benchmarks.learning.loss_rows import rows_of
+from tests.benchmarks.learning.law_rows import law_rows
+from tests.benchmarks.learning.loss_rows import rows_of, standings
 from tests.benchmarks.learning.pieces import Piece
+from tests.benchmarks.learning.saved_training import BadSavedTrainingError
 from tests.benchmarks.learning.sizes import QUICK, SIZES, Size
 from tests.benchmarks.learning.table_plan import CHAPTERS, TablePlan, name_of
 from tests.benchmarks.results import print_rows, write_rows
@@ -35,12 +38,11 @@ PIECE_S: Final = 540.0
 RUNS_NAME: Final = "runs.jsonl"
 
 
-def next_trial(plans: Sequence[TablePlan], chapters: Sequence[str], only: str) -> Trial | None:
+def next_trial(plans: Sequence[TablePlan], chapters: Sequence[str], only: re.Pattern[str]) -> Trial | None:
     """The first training that is planned and not finished; the plan grows with what is finished."""
     for plan in plans:
         for trial in plan.trials(chapters):
-            is_asked = any(part in name_of(trial.way) for part in only.split("|"))
-            if is_asked and plan.loss(trial) is None:
+            if only.search(name_of(trial.way)) and plan.loss(trial) is None:
                 return trial
     return None
 
@@ -75,6 +77,13 @@ def _times(text: str) -> int:
     return int(text)
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; expected a regular expression") from error
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.learning", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where trainings are kept")
@@ -84,7 +93,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--chapters", type=_chapters, default=list(CHAPTERS), help=f"by commas, of {','.join(CHAPTERS)}"
     )
-    parser.add_argument("--only", default="", help="ways whose name has one of these in it, by |")
+    parser.add_argument(
+        "--only",
+        type=_pattern,
+        default="",
+        help='ways whose name has this regular expression in it, such as "int8|mean$"',
+    )
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--longer", type=_times, default=1, help="times as many steps, to see what passes with time")
     parser.add_argument("--piece-s", type=float, default=PIECE_S, help="seconds until this piece ends")
@@ -110,9 +124,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{size.name} takes weeks on a processor; give --device cuda, or a smaller --size", file=sys.stderr)
         return 3
     torch.set_num_threads(options.threads)
-    plans = _plans(size, options)
-    is_done = train(plans, options)
-    rows = rows_of(size, plans)
+    try:
+        plans = _plans(size, options)
+        is_done = train(plans, options)
+    except (BadRunsError, BadSavedTrainingError) as error:
+        print(error, file=sys.stderr)
+        return 3
+    rows = [*rows_of(size, plans), *law_rows(size, standings(plans))]
     write_rows(rows, options.json)
     print_rows(rows, "loss at equal tokens")
     if not is_done:

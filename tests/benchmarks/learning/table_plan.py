@@ -145,6 +145,7 @@ class TablePlan:
             *(rounds(optimizer, SWEPT_STEPS, "topk", outer) for outer in SPARSE_OUTER),
             *(rounds(optimizer, SWEPT_STEPS, "topk", beta=beta) for beta in BETAS),
             replace(plain, tables="fp32"),
+            replace(plain, tables="fp32", outer=OuterStep("mean", 2.0, 0.0)),
             replace(plain, weight_decay=0.0),
         ]
         low, middle, _ = self.size.rates

@@ -45,3 +45,34 @@ def test_peers_that_cannot_be_meant_are_one_line(wrong: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_crew(wrong)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("0xrtx3090", "--peers '0xrtx3090': nobody trains; expected one peer or more; peers such as 4xrtx3090,1xh100"),
+        (
+            "-2xrtx3090",
+            "--peers '-2xrtx3090': nobody trains; expected one peer or more; peers such as 4xrtx3090,1xh100",
+        ),
+        ("4x", "--peers '4x': no card is named; expected peers such as 4xrtx3090,1xh100"),
+        ("2x-5tok/s", "--peers '2x-5tok/s': '-5' tokens/s; expected a number from 0.001 to 1e+12"),
+        ("nantok/s", "--peers 'nantok/s': 'nan' tokens/s; expected a number from 0.001 to 1e+12"),
+        ("1e308tok/s", "--peers '1e308tok/s': '1e308' tokens/s; expected a number from 0.001 to 1e+12"),
+        ("1e-300tflops", "--peers '1e-300tflops': '1e-300' TFLOP/s; expected a number from 1e-06 to 1e+06"),
+        ("h100:1e300w", "--peers 'h100:1e300w': '1e300' watts; expected a number from 0.001 to 1e+06"),
+        ("h100@1e9", "link '1e9'; expected 0.001 to 1,000,000 Mbit/s, down and up, without a unit; such as 100/20"),
+        (
+            "h100@100MB/20MB",
+            "link '100MB/20MB'; expected 0.001 to 1,000,000 Mbit/s, down and up, without a unit; such as 100/20",
+        ),
+        (
+            "h100@1e-300/5",
+            "link '1e-300/5'; expected 0.001 to 1,000,000 Mbit/s, down and up, without a unit; such as 100/20",
+        ),
+    ],
+)
+def test_a_number_out_of_its_range_is_told_the_range(wrong: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_crew(wrong)
+    assert str(caught.value) == line

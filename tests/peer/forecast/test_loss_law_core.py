@@ -71,10 +71,16 @@ def test_the_interval_holds_both_fits() -> None:
 @pytest.mark.parametrize(
     ("num_values", "tokens", "schedule", "words"),
     [
-        (1e6, 2e10, ALONE, "models of 57.0M to 16.0G values"),
-        (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0G tokens"),
+        (1e6, 2e10, ALONE, "models of 57.0M to 16.0G values; this one has 1.0M, 57 times smaller"),
+        (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0G tokens; these are 1.0M, 820 times fewer"),
+        (1e9, 6.4e11, ALONE, "these are 640.0G, 2 times more"),
         (1e9, 2e10, Schedule(20), "1 to 8 members"),
-        (1.5e10, 3e11, Schedule(4), "DiLoCo's law was fitted to models"),
+        (
+            1.5e10,
+            3e11,
+            Schedule(4),
+            "DiLoCo's law was fitted to models of 35.0M to 10.0G values, this one is 1.5 times larger",
+        ),
         (1e9, 2e10, Schedule(4, 5000), "up to 1000 local steps"),
     ],
 )
@@ -106,3 +112,8 @@ def test_tokens_to_a_loss_lead_back_to_it_and_below_the_floor_none_are_enough() 
         assert expected_loss(1e9, tokens, schedule).nats == pytest.approx(2.6)
         assert isinf(tokens_to(least_loss(1e9, schedule) - 0.01, 1e9, schedule))
     assert tokens_to(2.0, 1e6, ALONE) == inf
+
+
+def test_a_small_model_is_told_how_far_below_the_law_of_members_it_is() -> None:
+    notes = expected_loss(3.5e6, 2e10, Schedule(4)).notes
+    assert notes[-1].endswith("values, this one is 10 times smaller; members cost small models more than it says")

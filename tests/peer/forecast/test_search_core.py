@@ -89,3 +89,14 @@ def test_a_speed_of_one_model_becomes_one_of_any_model_and_needs_that_model() ->
     assert (group.tokens_per_s, group.watts, group.count) == (0.0, 90.0, 2)
     with pytest.raises(ConfigError, match="tflops"):
         portable(parse_crew("2x1000tok/s"), None)
+
+
+@pytest.mark.parametrize("days", [1e-9, 1e-300])
+def test_days_in_which_a_given_model_gets_no_step_are_refused(days: float) -> None:
+    with pytest.raises(ConfigError, match=r"these peers train [0-9]+ tokens? in it; expected a step of"):
+        within_days(days, RUN, CREW, CONDITIONS)
+
+
+def test_a_loss_that_takes_a_given_model_longer_than_a_hundred_years_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"these peers reach it in [0-9,]+ days; expected at most 36,500; plan more"):
+        time_to(2.7, RUN, parse_crew("1x0.001tflops"), CONDITIONS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -51,6 +52,23 @@ def training_summary(spans: Sequence[Row]) -> str:
     whole_s, trained_s = steps[-1][1] - steps[0][0], sum(end_s - begin_s for begin_s, end_s in steps)
     longest_s = max(max(0.0, begin_s - end_s) for (_, end_s), (begin_s, _) in pairwise(steps))
     return f"in which it trained {trained_s / whole_s:.1%} of {whole_s:.1f} s and stood still for {longest_s:.2f} s at most"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A span in its lane, in seconds after the earliest span."""
+
+    begin_s: float
+    end_s: float
+
+
+def bars_by_lane(spans: Sequence[Row]) -> dict[str, list[Bar]]:
+    """The lanes of a trace in their order, each with its bars from left to right, which never overlap."""
+    first_s = min((_begin(span) for span in spans), default=0.0)
+    found = defaultdict[str, list[Bar]](list)
+    for lane, begin_s, span in _placed(spans):
+        found[lane].append(Bar(begin_s - first_s, _end(span) - first_s))
+    return {lane: found[lane] for lane in sorted(found, key=_lane_order)}
 
 
 def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.status import trace
-from peer.status.trace import write_trace
+from peer.status.tracing import trace
+from peer.status.tracing.trace import write_trace
 from protocol.errors import StorageError, TemporaryError
 
 SPANS = [
@@ -29,6 +29,13 @@ def test_the_newest_round_of_a_running_peer_is_written_to_the_file(tmp_path: Pat
     assert "2 spans of the newest round" in write_trace(tmp_path, target)
     events = json.loads(target.read_text())["traceEvents"]
     assert [event["name"] for event in events if event["ph"] == "X"] == ["snapshot", "adopt"]
+
+
+def test_a_file_that_ends_in_svg_gets_a_picture(tmp_path: Path) -> None:
+    target = tmp_path / "round.svg"
+    assert write_trace(tmp_path, target).endswith("look at it with a browser")
+    assert "peer calm otter" in target.read_text()
+    assert target.read_text().startswith("<svg")
 
 
 def test_the_sentence_says_how_long_training_stood_still_meanwhile(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from peer.status.trace_core import Row, chrome_trace, newest_round, training_summary
+from peer.status.tracing.trace_core import Row, chrome_trace, newest_round, training_summary
 
 
 def _span(name: str, unit: str, begin_s: float, end_s: float) -> Row:
