@@ -96,8 +96,8 @@ class LocalCommands:
 
         COUNTED are a peer's tokens: at the host those of the whole run, at a
         peer those of the rounds that its daemon remembers. HERE is the time
-        for which the host has heard it without a break. Contributors that are
-        away come last.
+        for which the host has heard it without a break. OUT is the part of its
+        work that was left out of rounds. Contributors that are away come last.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
