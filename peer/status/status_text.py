@@ -65,7 +65,12 @@ def own_name(status: PeerStatus) -> str:
 
 def is_over(status: PeerStatus) -> bool:
     """Whether this peer's part in the run is over: the run is complete, or the peer left or ended. Nothing is to come then."""
-    return status.state == "finished" or status.state.startswith(("left on ", "ended on "))
+    return status.state == "finished" or _has_left(status)
+
+
+def _has_left(status: PeerStatus) -> bool:
+    """Whether this is the last status of a process that is gone: it holds no memory now, and hears nobody."""
+    return status.state.startswith(("left on ", "ended on "))
 
 
 def state_phrase(status: PeerStatus) -> str:
@@ -239,7 +244,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("sources", sources_read(status)),
         ("traffic", _traffic(status)),
         ("disk", _disk(status)),
-        ("memory", in_bytes(status.memory_bytes)),
+        ("memory", "" if _has_left(status) else in_bytes(status.memory_bytes)),
         ("energy", energy_line(status)),
         ("last round", _last_round(status)),
         ("rounds", _round_waits(status)),
@@ -320,7 +325,7 @@ def _run_rows(status: PeerStatus) -> list[tuple[str, str]]:
 
 
 def _host(status: PeerStatus) -> str:
-    if status.host_heard_ago_s is None or status.credential_left_s is None:
+    if status.host_heard_ago_s is None or status.credential_left_s is None or _has_left(status):
         return ""
     away, left = " (away)" if status.is_host_away else "", status.credential_left_s
     good = f"good for {duration(left)}" if left > 0 else "ended"

@@ -172,6 +172,16 @@ def test_peer_that_is_gone_has_no_speed_and_nothing_to_come(state: str) -> None:
     assert not any(word in "\n".join(lines) for word in ("to go", "tokens/s", "next round"))
 
 
+def test_peer_that_is_gone_holds_no_memory_and_hears_nobody() -> None:
+    heard = {"host_heard_ago_s": 4.0, "credential_left_s": 60.0, "memory_bytes": 10**9}
+    here, gone = (
+        status_lines(STATUS.model_copy(update=heard | {"state": state})) for state in ("training", "left on Mon 30 Nov")
+    )
+    assert any(line.startswith("memory: 1.0 GB") for line in here)
+    assert any(line.startswith("host: heard 4 s ago") for line in here)
+    assert not any(line.startswith(("memory:", "host:")) for line in gone)
+
+
 def test_what_a_waiting_peer_waits_for_goes_on_the_sentence() -> None:
     reason = "for peers: 1 of at least 2 are ready"
     waiting = STATUS.model_copy(update={"state": "waiting", "reason": reason, "state_s": 0.0})
