@@ -135,7 +135,8 @@ class LocalCommands:
         paths = {kind.LOG_NAME: folder / LOG_FOLDER / kind.LOG_NAME for kind, folder in self._found(state_dir)}
         if not follow and not any(path.is_file() for last in paths.values() for path in log_files(last)):
             where = " or ".join(str(path) for path in paths.values())
-            raise ConfigError(f"no log at {where}", "a host or a peer that ran", "see: potluck status")
+            expected = "a host or a peer that ran; its log begins with its first message"
+            raise ConfigError(f"no log at {where} yet", expected, "see: potluck status")
         tails = [(name, LogTail(path)) for name, path in paths.items()]
         with ExitStack() as stack:
             for name, tail in tails:

@@ -71,8 +71,8 @@ def test_the_interval_holds_both_fits() -> None:
 @pytest.mark.parametrize(
     ("num_values", "tokens", "schedule", "words"),
     [
-        (1e6, 2e10, ALONE, "models of 57.0M to 16.0G values"),
-        (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0G tokens"),
+        (1e6, 2e10, ALONE, "models of 57.0M to 16.0B values"),
+        (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0B tokens"),
         (1e9, 2e10, Schedule(20), "1 to 8 members"),
         (1.5e10, 3e11, Schedule(4), "DiLoCo's law was fitted to models"),
         (1e9, 2e10, Schedule(4, 5000), "up to 1000 local steps"),
