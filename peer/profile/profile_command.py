@@ -106,8 +106,8 @@ def _check_trains(state_dir: Path) -> None:
         raise MachineError(
             "a peer of a pipeline run", "one that takes training steps of its own", "see: potluck status --trace"
         )
-    if status.get("state") == "paused":
-        reason = printable(str(status.get("reason")))
+    if status.get("allowed_share") == 0.0:
+        reason = printable(str(status.get("allowed_reason")))
         raise TemporaryError(
             f"this peer is {reason}", "a peer that trains", "`potluck resume` ends a pause of your own"
         )

@@ -119,7 +119,7 @@ def unusual(status: PeerStatus) -> list[str]:
         status.offline,
         "" if status.offline or is_disk_full(status) else status.apart,
         "" if status.is_sound else _UNSOUND,
-        status.allowed_reason if status.allowed_share > 0 else "",  # a pause is a state of its own
+        "" if status.state == "paused" or is_over(status) else status.allowed_reason,
         f"the training process is {status.worker_state}: {status.worker_reason}" if _is_worker_away(status) else "",
         f"the training process was started again {several(status.worker_restarts, 'time')}"
         if status.worker_restarts

@@ -53,7 +53,7 @@ def test_an_answer_that_never_comes_has_a_deadline(tmp_path: Path, monkeypatch: 
 
 
 def test_a_paused_peer_names_the_command_that_ends_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _peer(TRAINS | {"state": "paused", "reason": "paused until 08:00 (weekly hours)"}, monkeypatch)
+    _peer(TRAINS | {"allowed_share": 0.0, "allowed_reason": "paused until 08:00 (weekly hours)"}, monkeypatch)
     with pytest.raises(TemporaryError, match=r"is paused until 08:00 \(weekly hours\).*`potluck resume`"):
         recorded(tmp_path, 3, lambda _text: None)
     assert not (tmp_path / "profile").exists(), "nothing is asked of it"

@@ -43,8 +43,10 @@ def test_peer_apart_from_the_run_says_so() -> None:
 def test_what_its_owner_allows_is_told_once() -> None:
     quarter = {"allowed_share": 0.25, "allowed_reason": "trains 25% of the time\x1b"}
     assert "trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
-    joining = {"state": "joining", "reason": "starting", "allowed_share": 0.0, "allowed_reason": "paused until 14:00"}
-    assert "paused" not in "\n".join(status_lines(STATUS.model_copy(update=joining)))
+    pause = {"allowed_share": 0.0, "allowed_reason": "paused until `potluck resume`"}
+    for state, is_told in (("joining", True), ("catching up", True), ("waiting", True), ("left on Mon", False)):
+        text = "\n".join(status_lines(STATUS.model_copy(update=pause | {"state": state, "reason": "starting"})))
+        assert text.count("potluck resume") == is_told, state
     paused = {
         "state": "paused",
         "allowed_share": 0.0,
