@@ -45,6 +45,9 @@ def run_is_over(model_command: str, *, has_host_all: bool) -> str:
     return f"{RUN_IS_COMPLETE}; its model: {model_command}{untold}"
 
 
+TEXT_CHANNEL: Final = "shards"
+"""Carries the run's data. Its name stands here again, since the status must not wait for the network's modules."""
+
 _LEAST_REPORTED_S: Final = 5.0
 _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
@@ -300,7 +303,11 @@ def _last_round(status: PeerStatus) -> str:
     share = f"your share {last.weights.get(status.peer, 0.0):.0%}"
     left_out = f" ({last.left_out:.0%} of yours left out)" if last.left_out else ""
     lost = f", {last.lost:.1%} of the mean had no room" if last.lost else ""
-    return f"{several(len(last.members), 'member')}, {share}{left_out}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
+    texts = [each for each in last.bulk if each.channel == TEXT_CHANNEL]
+    text_up, text_down = sum(each.bytes_up for each in texts), sum(each.bytes_down for each in texts)
+    beside = f", beside {_moved(text_up, text_down)} of the run's data" if text_up or text_down else ""
+    moved = f"{_moved(last.bytes_up - text_up, last.bytes_down - text_down)}{beside}"
+    return f"{several(len(last.members), 'member')}, {share}{left_out}, {moved}{lost}"
 
 
 def _audit_rows(status: PeerStatus) -> list[tuple[str, str]]:

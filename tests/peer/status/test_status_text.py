@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
+from averaging.data.shard_exchange import SHARD_CHANNEL
+from peer.status.status import BulkTraffic, LastRound, PeerStatus, UnitPlace
 from peer.status.status_text import (
     RUN_IS_COMPLETE,
+    TEXT_CHANNEL,
     energy_line,
     next_round,
     progress,
@@ -38,6 +40,17 @@ STATUS = PeerStatus(
 def test_peer_apart_from_the_run_says_so() -> None:
     apart = STATUS.model_copy(update={"apart": "apart from the run for 2 min"})
     assert status_lines(apart)[1] == "apart from the run for 2 min"
+
+
+def test_data_that_came_during_a_round_is_told_beside_the_bytes_of_the_round() -> None:
+    assert TEXT_CHANNEL == SHARD_CHANNEL
+    data = BulkTraffic(way="direct", channel=SHARD_CHANNEL, unit="", codec="", bytes_up=0, bytes_down=18_600_000)
+    last = LastRound(index=1, members=("p", "q"), weights={}, bytes_up=790_000, bytes_down=19_390_000)
+    first = STATUS.model_copy(update={"last_round": last.model_copy(update={"bulk": (data,)})})
+    told = dict(status_rows(first))["last round"]
+    assert told.endswith("790.0 kB up, 790.0 kB down, beside 0 B up, 18.6 MB down of the run's data")
+    later = STATUS.model_copy(update={"last_round": last})
+    assert dict(status_rows(later))["last round"].endswith("790.0 kB up, 19.4 MB down")
 
 
 def test_what_its_owner_allows_is_told_once() -> None:
