@@ -76,11 +76,11 @@ def several(count: float, thing: str) -> str:
 
 
 def short_count(value: object) -> str:
-    """A count as "950", "12.3k", "14.7M" or "2.1G"; "-" for anything that is no number."""
+    """A count as "950", "12.3k", "14.7M" or "2.1B"; "-" for anything that is no number."""
     found = number(value)
     if found is None:
         return "-"
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if found >= size:
             return f"{found / size:.1f}{unit}"
     return f"{found:.0f}"

@@ -458,7 +458,9 @@ def test_logs_shows_the_newest_lines_readable(tmp_path: Path) -> None:
 
 def test_logs_of_a_folder_without_a_log_says_so_with_exit_code_3(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    assert f"no log at {tmp_path}/logs/" in _one_line(_potluck("logs", "--state-dir", str(tmp_path)), 3)
+    line = _one_line(_potluck("logs", "--state-dir", str(tmp_path)), 3)
+    assert f"no log at {tmp_path}/logs/" in line
+    assert "begins with its first message" in line, "a daemon that runs may have told nothing yet"
 
 
 def test_logs_follows_until_interrupted(

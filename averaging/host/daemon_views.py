@@ -105,9 +105,11 @@ def table(
     rows: Sequence[Sequence[object]],
     *,
     right: frozenset[str] = frozenset(),
-    columns: int = WIDTH,
+    columns: int | None = None,
 ) -> list[str]:
-    """Lines of at most so many columns. Columns named in `right` are aligned right, and the last one is cut if it is too long."""
+    """Lines of at most so many columns, those of the output if None. Columns named in `right` are aligned right, and the last one is
+    cut if it is too long.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -117,7 +119,8 @@ def table(
         grid.add_column(name, justify="right" if name in right else "left", no_wrap=name != header[-1])
     for row in rows:
         grid.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in row))
-    lines = Console(width=columns, color_system=None).render_lines(grid, pad=False)
+    width = columns_of_output() if columns is None else columns
+    lines = Console(width=width, color_system=None).render_lines(grid, pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -229,9 +232,9 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
         header.pop(6)
         shown = [[*cell[:6], cell[7]] for cell in shown]
     if any(number(row.get("left_out")) for row in rows):
-        header.insert(6, "LEFT OUT")
+        header.insert(6, "OUT")
         shown = [[*cell[:6], _percent(row.get("left_out")), *cell[6:]] for cell, row in zip(shown, rows, strict=True)]
-    right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "LEFT OUT"})
+    right = frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "OUT"})
     return [*table(header, shown, right=right), *_standing_table(rows), *_chosen_tables(rows)]
 
 

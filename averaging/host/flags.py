@@ -63,13 +63,19 @@ def flag_help(text: str, field: FieldInfo) -> str:
 
 
 def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
-    """One option a field. Typer makes options of a function's parameters, so this makes a function of that signature."""
+    """One option a field, in the order of the panels. Typer makes options of a function's parameters, so this makes a function of
+    that signature.
+    """
+    from rich.markup import escape  # typer takes help texts as markup
+
     from averaging.host.settings import descriptions
 
     def flags() -> None:
         pass
 
     texts = descriptions(settings)
+    panels = {name: title for title, names in settings.panels.items() for name in names}
+    places = {name: place for place, name in enumerate(panels)}
     parameters = [
         Parameter(
             name,
@@ -77,11 +83,15 @@ def _options(settings: type[DaemonSettings]) -> tuple[Any, ...]:
             default=None,
             annotation=Annotated[
                 _value_type(field.annotation) | None,
-                # Older releases of typer leave a path as text without this class.
-                typer.Option(*_names(name, field), help=flag_help(texts.get(name, ""), field), path_type=Path),  # type: ignore[arg-type]
+                typer.Option(
+                    *_names(name, field),
+                    help=escape(flag_help(texts.get(name, ""), field)),
+                    rich_help_panel=panels.get(name),
+                    path_type=Path,  # type: ignore[arg-type] # older releases of typer leave a path as text without this class
+                ),
             ],
         )
-        for name, field in settings.model_fields.items()
+        for name, field in sorted(settings.model_fields.items(), key=lambda item: places.get(item[0], -1))
     ]
     flags.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False)

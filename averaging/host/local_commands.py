@@ -97,8 +97,8 @@ class LocalCommands:
 
         COUNTED are a peer's tokens: at the host those of the whole run, at a
         peer those of the rounds that its daemon remembers. HERE is the time
-        for which the host has heard it without a break. Contributors that are
-        away come last.
+        for which the host has heard it without a break. OUT is the part of its
+        work that was left out of rounds. Contributors that are away come last.
         """
         from averaging.host.daemon_views import peers_json, peers_text, sorted_peers
 
@@ -136,7 +136,8 @@ class LocalCommands:
         paths = {kind.LOG_NAME: folder / LOG_FOLDER / kind.LOG_NAME for kind, folder in self._found(state_dir)}
         if not follow and not any(path.is_file() for last in paths.values() for path in log_files(last)):
             where = " or ".join(str(path) for path in paths.values())
-            raise ConfigError(f"no log at {where}", "a host or a peer that ran", "see: potluck status")
+            expected = "a host or a peer that ran; its log begins with its first message"
+            raise ConfigError(f"no log at {where} yet", expected, "see: potluck status")
         tails = [(name, LogTail(path)) for name, path in paths.items()]
         with ExitStack() as stack:
             for name, tail in tails:

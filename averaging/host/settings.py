@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Self
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, ValidationError
 from pydantic_core import PydanticCustomError
@@ -90,9 +90,15 @@ class _SettingsFile(TomlConfigSettingsSource):
 
 
 class DaemonSettings(BaseSettings):
-    """The base of a daemon's settings. A subclass adds its fields and `model_config = sources_of(daemon)`."""
+    """The base of a daemon's settings. A subclass adds its fields and `model_config = sources_of(daemon)`.
+
+    Attributes:
+        panels: the settings that the help shows together, by the title of their panel, in order. Others come first, under "Options".
+    """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @classmethod
     def settings_customise_sources(

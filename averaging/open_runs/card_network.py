@@ -165,6 +165,7 @@ async def keep_node(
             nursery.cancel_scope.cancel()
 
         await nursery.start(watch_signals, leave)
+        say("starting the network: some seconds, or half a minute on a busy machine ...")
         async with (
             open_asyncio_thread() as thread,
             directory_node(thread, held, listen, announce, others, clock.unix_s) as network,

@@ -25,7 +25,7 @@ def find_peer(admitted: Sequence[PeerId], who: str) -> PeerId:
     found = [peer for peer in admitted if who in (peer, peer_name(peer))]
     if not found:
         raise UsageError(
-            f"nobody called {who} was ever admitted to this run", "a peer id or name", "potluck status lists them"
+            f"nobody called {who} was ever admitted to this run", "a peer id or name", "potluck peers lists them"
         )
     if len(found) > 1:
         raise UsageError(f"{len(found)} peers are called {who}", "one of them", f"give the peer id: {', '.join(found)}")

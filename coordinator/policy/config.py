@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -38,6 +39,14 @@ class HostConfig(DaemonSettings):
     """Settings of one host."""
 
     model_config = sources_of("host")
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Admission": ("invite_uses", "invite_hours", "open"),
+        "Addresses and ports": ("listen_host", "announce_host", "grpc_port", "p2p_port", "helper", "helper_port"),
+        "Screen, page and notices": ("screen", "http_host", "http_port", "notify_url"),
+        "Page for everybody": ("public_http_host", "public_http_port", "public_downloads"),
+        "Lists of open runs": ("list_at", "announce_dht", "keep_list"),
+    }
 
     state_dir: Path = Field(default_factory=lambda: state_root() / "host")
     """Folder of one run: keys, ledger, packed data and checkpoints. One host at a time uses it. The user's state folder if not

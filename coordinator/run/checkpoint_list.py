@@ -12,8 +12,7 @@ from coordinator.ledger.ledger import LEDGER_FILE, LossPoint
 from coordinator.run.hosted_folder import host_folder, require_run
 from coordinator.run.named_checkpoint import FOLDER, list_fetched
 from protocol.tables import bits, in_bytes, number, printable, whole
-from protocol.tensors.expert_schema import TRUNK
-from protocol.tensors.model_config import WHOLE_MODEL
+from protocol.tensors.spines import SPINES
 
 if TYPE_CHECKING:
     from averaging.state.run_model import PeerModels
@@ -58,8 +57,7 @@ def _hosted(folder: Path) -> list[dict[str, object]]:
 
     with open_ledger(ledger_file) as ledger:
         rows, points = ledger.checkpoints(), ledger.loss_points()
-        units = (WHOLE_MODEL, TRUNK)  # a run has only one spine
-        past = [each for unit in units for block in past_blocks(ledger, unit) for each in block.rounds]
+        past = [each for unit in SPINES for block in past_blocks(ledger, unit) for each in block.rounds]
     losses = {each.index: each.heldout for each in past if each.heldout is not None} | _heldout(points)
     return [_measured(checkpoint_json(row, (folder / FOLDER).absolute()), losses) for row in rows]
 

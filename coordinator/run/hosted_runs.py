@@ -8,14 +8,15 @@ from typing import Final
 
 from averaging.host.daemon_views import Row
 from averaging.host.run_folder import run_row
-from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, open_ledger
+from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.progress.run_core import Phase
 from protocol.errors import StorageError
 from protocol.identity.verifier import Ed25519Verifier
+from protocol.ids import UnitName
 from protocol.rounds.messages.wire import decode_certificate, decode_record
 from protocol.run.manifest import open_manifest
-from protocol.tensors.expert_schema import TRUNK
 from protocol.tensors.model_config import WHOLE_MODEL
+from protocol.tensors.spines import SPINES
 
 MANIFEST_FILE: Final = "manifest.signed"
 """File in the host's folder. It is written last, so its presence means that the run is complete."""
@@ -36,6 +37,11 @@ def hosted_runs(folder: Path) -> list[Row]:
     return [row]
 
 
+def spine_in(ledger: Ledger) -> UnitName:
+    """The unit whose commits are the progress of the run in this ledger; before the first commit any of them."""
+    return next((unit for unit in SPINES if ledger.newest_commit(unit) is not None), WHOLE_MODEL)
+
+
 def _manifest(folder: Path) -> dict[str, object]:
     path = folder / MANIFEST_FILE
     try:
@@ -54,7 +60,7 @@ def _progress(folder: Path) -> dict[str, object]:
         return begun  # the host ended before it made its ledger
     with open_ledger(path) as ledger:
         is_started = ledger.get(START_RECORD) is not None
-        newest = ledger.newest_commit(WHOLE_MODEL) or ledger.newest_commit(TRUNK)  # a run has only one spine
+        newest = ledger.newest_commit(spine_in(ledger))
     if newest is not None:
         record = decode_record(decode_certificate(newest.certificate).record)
         return {"phase": Phase.TRAINING.value, "index": record.index, "total_tokens": record.total_tokens}

@@ -20,7 +20,7 @@ from protocol.estimates.work_audits import audit_estimates
 from protocol.rounds.lineage.lineage import MAX_DEPTH
 from protocol.run.data_section import HUB_PREFIX
 from protocol.run.manifest import RunConfig
-from protocol.tables import in_bytes, whole
+from protocol.tables import in_bytes, several, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _archive(num_rounds: int, members: int) -> tuple[Estimate, ...]:
 
 def _checkpoints(kept: KeptCheckpoints, whole_bytes: int, old_bytes: int) -> str:
     text = f"{whole(kept.whole)} of {in_bytes(whole_bytes)}"
-    return f"{text}, {whole(kept.old)} old ones of {in_bytes(old_bytes)}" if kept.old else text
+    return f"{text}, {several(kept.old, 'old one')} of {in_bytes(old_bytes)}" if kept.old else text
 
 
 def _interval(run: RunConfig) -> str:

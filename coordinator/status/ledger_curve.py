@@ -10,10 +10,8 @@ from coordinator.history.history_rows import past_blocks
 from coordinator.history.past_rounds import PastRound
 from coordinator.ledger.ledger import LEDGER_FILE, CommitRow, LossPoint, open_ledger
 from coordinator.run.hosted_folder import host_folder
-from coordinator.run.hosted_runs import hosted_runs
+from coordinator.run.hosted_runs import hosted_runs, spine_in
 from protocol.rounds.messages.wire import decode_certificate, decode_record
-from protocol.tensors.expert_schema import TRUNK
-from protocol.tensors.model_config import WHOLE_MODEL
 
 
 def read_curve(state_dir: Path | None, run: str = "") -> Curve | None:
@@ -30,7 +28,7 @@ def read_curve(state_dir: Path | None, run: str = "") -> Curve | None:
     if run and run != name and not (len(run) >= 4 and run_id.startswith(run.lower())):
         return None
     with open_ledger(folder / LEDGER_FILE) as ledger:
-        unit = WHOLE_MODEL if ledger.newest_commit(WHOLE_MODEL) is not None else TRUNK  # a run has only one spine
+        unit = spine_in(ledger)
         past = [each for block in past_blocks(ledger, unit) for each in block.rounds]
         rows, losses = ledger.commits(unit), ledger.loss_points()
     return Curve(name, run_id[:16], (*past_points(past), *curve_points(rows, losses)))

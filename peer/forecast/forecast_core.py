@@ -243,7 +243,9 @@ def _notes(run: RunConfig, speed: Speed, loss: ExpectedLoss | str) -> tuple[str,
         found.append(f"{crew} peers, and the run starts with {run.run.min_members}")
     if speed.rounds.exchange_s > speed.rounds.due_s and run.round.mode != "blocking":
         due, lasts = least_duration(speed.rounds.due_s), least_duration(speed.rounds.exchange_s)
-        found.append(f"the slowest link makes rounds of {lasts} out of {due}: a faster one, or a codec of fewer bits")
+        found.append(
+            f"the slowest link makes rounds longer, {lasts} in place of {due}: take a faster one, or a codec of fewer bits"
+        )
     if speed.kw is None:
         found.append("the power of measured peers is not known: give it as 2x5.5tflops:90w")
     return (*found, *(loss.notes if isinstance(loss, ExpectedLoss) else (f"no loss is foretold: {loss}",)))

@@ -11,7 +11,7 @@ import typer
 
 from averaging.system.output_file import write_output
 from protocol.errors import ConfigError, MachineError, TemporaryError
-from protocol.tables import examples, several
+from protocol.tables import examples, printable, several
 
 if TYPE_CHECKING:
     from peer.training.profiling.profile_summary import ProfileSummary
@@ -105,6 +105,11 @@ def _check_trains(state_dir: Path) -> None:
     if status.get("lane_reason"):
         raise MachineError(
             "a peer of a pipeline run", "one that takes training steps of its own", "see: potluck status --trace"
+        )
+    if status.get("allowed_share") == 0.0:
+        reason = printable(str(status.get("allowed_reason")))
+        raise TemporaryError(
+            f"this peer is {reason}", "a peer that trains", "`potluck resume` ends a pause of your own"
         )
     if not status.get("worker_state"):
         raise MachineError(

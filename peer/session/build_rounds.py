@@ -96,5 +96,8 @@ async def finish(joined: JoinedSession, service: RoundService) -> None:
 
 def _model_command(joined: JoinedSession) -> str:
     """The command that gives the owner the run's model: from this disk if all of it is here."""
-    is_whole = not joined.membership.manifest.num_parts
-    return "potluck checkpoint export latest OUT_DIR" if is_whole else "potluck checkpoint fetch"
+    manifest = joined.membership.manifest
+    if manifest.num_parts:
+        return "potluck checkpoint fetch"
+    form = " --merged" if manifest.config.adapter is not None else ""  # such a model has two forms
+    return f"potluck checkpoint export latest OUT_DIR{form}"

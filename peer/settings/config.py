@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -31,6 +32,11 @@ class PlaceConfig(DaemonSettings):
     """A peer's state folder, addresses and device: the settings that `potluck doctor` checks."""
 
     model_config = sources_of("peer")
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Network": ("listen_host", "listen_port", "bulk_port", "announce_host", "no_listen"),
+        "Training": ("device", "gpus"),
+    }
 
     state_dir: Path = Field(default_factory=lambda: state_root() / "peer")
     """Folder of the identity, the credential, the rounds and cached data. One peer at a time uses it. The user's state folder if not
@@ -66,6 +72,24 @@ class PlaceConfig(DaemonSettings):
 
 class PeerConfig(PlaceConfig):
     """Settings of one peer."""
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "When to train": ("weekly_hours", "time_zone", "only_when_idle", "idle_after_s", "train_on_battery"),
+        "Speed and heat": ("duty_percent", "slowdown", "num_threads", "max_gpu_celsius", "max_cpu_celsius"),
+        "Memory and disk": ("max_gpu_memory_gb", "max_memory_gb", "cache_bytes"),
+        "Traffic": ("upload_bytes_per_s", "download_bytes_per_s", "daily_quota_gb"),
+        "Name, page and notices": (
+            "nickname",
+            "team",
+            "screen",
+            "http_host",
+            "http_port",
+            "notify_url",
+            "grid_g_per_kwh",
+        ),
+        "Training": (*PlaceConfig.panels["Training"], "fit", "precision", "split", "compile", "expert", "audit_share"),
+        "Network": (*PlaceConfig.panels["Network"], "reduce_only", "parting_s"),
+    }
 
     http_host: str = "127.0.0.1"
     """Address of the status page and metrics. Anybody who reaches it can read them."""

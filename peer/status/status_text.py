@@ -46,6 +46,9 @@ def run_is_over(model_command: str, *, has_host_all: bool) -> str:
     return f"{RUN_IS_COMPLETE}; its model: {model_command}{untold}"
 
 
+TEXT_CHANNEL: Final = "shards"
+"""Carries the run's data. Its name stands here again, since the status must not wait for the network's modules."""
+
 _LEAST_REPORTED_S: Final = 5.0
 _OUTBOUND: Final = (
     "others cannot connect to this machine; its work counts in full; `potluck doctor` says how to change it"
@@ -66,7 +69,12 @@ def own_name(status: PeerStatus) -> str:
 
 def is_over(status: PeerStatus) -> bool:
     """Whether this peer's part in the run is over: the run is complete, or the peer left or ended. Nothing is to come then."""
-    return status.state == "finished" or status.state.startswith(("left on ", "ended on "))
+    return status.state == "finished" or _has_left(status)
+
+
+def _has_left(status: PeerStatus) -> bool:
+    """Whether this is the last status of a process that is gone: it holds no memory now, and hears nobody."""
+    return status.state.startswith(("left on ", "ended on "))
 
 
 def state_phrase(status: PeerStatus) -> str:
@@ -115,7 +123,7 @@ def unusual(status: PeerStatus) -> list[str]:
         status.offline,
         "" if status.offline or is_disk_full(status) else status.apart,
         "" if status.is_sound else _UNSOUND,
-        status.allowed_reason if status.allowed_share > 0 else "",  # a pause is a state of its own
+        "" if status.state == "paused" or is_over(status) else status.allowed_reason,
         f"the training process is {status.worker_state}: {status.worker_reason}" if _is_worker_away(status) else "",
         f"the training process was started again {several(status.worker_restarts, 'time')}"
         if status.worker_restarts
@@ -240,7 +248,7 @@ def status_rows(status: PeerStatus) -> list[tuple[str, str]]:
         ("sources", sources_read(status)),
         ("traffic", _traffic(status)),
         ("disk", _disk(status)),
-        ("memory", in_bytes(status.memory_bytes)),
+        ("memory", "" if _has_left(status) else in_bytes(status.memory_bytes)),
         ("energy", energy_line(status)),
         ("last round", _last_round(status)),
         ("rounds", _round_waits(status)),
@@ -296,7 +304,11 @@ def _last_round(status: PeerStatus) -> str:
     share = f"your share {last.weights.get(status.peer, 0.0):.0%}"
     left_out = f" ({last.left_out:.0%} of yours left out)" if last.left_out else ""
     lost = f", {last.lost:.1%} of the mean had no room" if last.lost else ""
-    return f"{several(len(last.members), 'member')}, {share}{left_out}, {_moved(last.bytes_up, last.bytes_down)}{lost}"
+    texts = [each for each in last.bulk if each.channel == TEXT_CHANNEL]
+    text_up, text_down = sum(each.bytes_up for each in texts), sum(each.bytes_down for each in texts)
+    beside = f", beside {_moved(text_up, text_down)} of the run's data" if text_up or text_down else ""
+    moved = f"{_moved(last.bytes_up - text_up, last.bytes_down - text_down)}{beside}"
+    return f"{several(len(last.members), 'member')}, {share}{left_out}, {moved}{lost}"
 
 
 def _standing(status: PeerStatus) -> str:
@@ -327,7 +339,7 @@ def _run_rows(status: PeerStatus) -> list[tuple[str, str]]:
 
 
 def _host(status: PeerStatus) -> str:
-    if status.host_heard_ago_s is None or status.credential_left_s is None:
+    if status.host_heard_ago_s is None or status.credential_left_s is None or _has_left(status):
         return ""
     away, left = " (away)" if status.is_host_away else "", status.credential_left_s
     good = f"good for {duration(left)}" if left > 0 else "ended"

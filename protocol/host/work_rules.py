@@ -87,7 +87,7 @@ def _few_steps_note(config: RunConfig) -> list[str]:
     few = f"a peer takes fewer than {LEAST_STEPS} steps a round"
     found = f"with more than {several(most, 'peer')} {few}" if most >= config.run.min_members else few
     return [
-        f"{found}, and no work is done again: round.target_tokens of {members * step_tokens} is enough for {members}"
+        f"{found}, and no work is done again: round.target_tokens of {members * step_tokens:_} is enough for {members}"
     ]
 
 

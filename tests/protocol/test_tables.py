@@ -51,7 +51,7 @@ def test_what_is_no_number_is_a_dash() -> None:
 
 def test_count_is_short_however_large_it_is() -> None:
     counts = (0, 950, 12_345, 14_745_600, 2_100_000_000, None, True)
-    assert [short_count(count) for count in counts] == ["0", "950", "12.3k", "14.7M", "2.1G", "-", "-"]
+    assert [short_count(count) for count in counts] == ["0", "950", "12.3k", "14.7M", "2.1B", "-", "-"]
 
 
 def test_one_of_a_thing_has_no_s() -> None:

@@ -76,6 +76,9 @@ def _message(value: object, place: str) -> Message:
     if not isinstance(value, Mapping):
         raise _bad(f"{place} is {_kind(value)}", "an object with role and content")
     role, content = (value.get(name) for name in _PARTS)
+    if role is None:
+        known = ", ".join(str(name)[:_MOST_SHOWN] for name in list(value)[:4]) or "none"
+        raise ConfigError(f"{place} has no role; its keys: {known}", "role and content", "rename the keys in all rows")
     if role not in ROLES:
         raise _bad(f"{place} has role {str(role)[:_MOST_SHOWN]!r}", f"one of {', '.join(ROLES)}")
     if not isinstance(content, str):

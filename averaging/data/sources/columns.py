@@ -28,7 +28,11 @@ def check_column(place: str, kinds: Mapping[str, DataType], column: str, *, is_t
 
     if column not in kinds:
         known = ", ".join(list(kinds)[:8])[:120] or "none"
-        raise ConfigError(f"{place} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
+        raise ConfigError(
+            f"{place} has no column {column!r}; its columns: {known}",
+            "a column of what the run reads",
+            "set data.field",
+        )
     if is_null(kinds[column]):
         raise no_text(f"{place}, every row", column)
     if is_text and not _is_text(kinds[column]):

@@ -33,7 +33,9 @@ class Row:
 def missing_field(place: str, values: Iterable[str], field: str) -> ConfigError:
     """The error for a row without a field that is read."""
     known = ", ".join(list(values)[:8])[:120] or "none"
-    return ConfigError(f"{place} has no field {field!r}; its fields: {known}", "the text there", "set data.field")
+    return ConfigError(
+        f"{place} has no field {field!r}; its fields: {known}", "a field of what the run reads", "set data.field"
+    )
 
 
 def read_conversations(read: ReadRows, column: str, template: ChatTemplate, heldout_every: int) -> Iterator[Text]:

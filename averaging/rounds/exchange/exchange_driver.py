@@ -127,7 +127,10 @@ class ExchangeDriver:
         try:
             contribution, fed, taken_s = await self._take_delta(base, adopter)
         except PotluckError as error:
-            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=error.one_line())
+            is_usual = (
+                isinstance(error, NoPart) or base != self._chain.head.commit
+            )  # a commit was faster than our delta
+            (log.info if is_usual else log.warning)("no_contribution", reason=error.one_line())
             if isinstance(error, StorageError):
                 tell_failure(self._tools.publish, "prepare", error)
             if base == self._chain.head.commit:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -91,12 +93,22 @@ def test_peers_are_a_table_that_fits() -> None:
 
 
 def test_peers_whose_work_was_left_out_get_a_column_of_their_own() -> None:
-    assert not any("LEFT OUT" in line for line in peers_text([HOST]))
+    assert "OUT" not in peers_text([HOST])[0].split()
     first, *others = PEERS
-    header, line, *_ = peers_text([replace(HOST, peers=({**first, "left_out": 0.37}, *others))])
-    assert "LEFT OUT" in header
+    longest = {**first, "left_out": 0.37, "here_s": 900.0, "last_seen_s": 900.0}
+    header, line, *_ = peers_text([replace(HOST, peers=(longest, *others))])
+    assert "OUT" in header.split()
     assert "37%" in line
     assert max(map(len, (header, line))) <= WIDTH
+
+
+def test_a_pipe_gets_each_column_of_a_peer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    name = "brisk-lentil-of-the-far-north-by-the-cold-and-quiet-sea"
+    row = {**PEERS[0], "name": name, "nickname": "n" * 32, "team": "t" * 32, "left_out": 0.5}
+    text = "\n".join(peers_text([replace(HOST, peers=(row,))]))
+    assert "…" not in text
+    assert all(word in text for word in (name, "n" * 32, "t" * 32, "SILENT"))
 
 
 def test_peers_that_came_by_the_open_door_are_told_with_their_standing_and_why() -> None:
@@ -154,7 +166,15 @@ def test_a_pipe_cuts_no_name_of_a_member_of_a_round_and_a_terminal_gets_as_many_
     assert max(map(len, rounds_text([view], 1, columns_of_output()))) <= 100
 
 
-def test_runs_are_told_folder_by_folder_in_tables_that_fit_and_what_is_damaged_is_named() -> None:
+def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
+def test_runs_are_told_folder_by_folder_in_tables_that_fit_and_what_is_damaged_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _on_a_terminal(monkeypatch)
     hosted = {"folder": "/state/host", "name": "n" * 64, "phase": "training", "index": 120, "note": ""}
     hosted |= {"total_tokens": 14_745_600, "target_total_tokens": 20_000_000, "disk_bytes": 412_000_000}
     joined = {"folder": "/state/peer/runs/00ff", "name": "first-light", "index": 120, "disk_bytes": 9_000, "note": ""}
@@ -188,7 +208,8 @@ def test_strange_rows_are_no_error() -> None:
     assert len(rounds_text([strange], 9)) == 3
 
 
-def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is() -> None:
+def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_a_terminal(monkeypatch)
     lines = table(
         ("NAME", "ROUND", "WHY"), [("brisk-lentil", 7, "x" * 200), ("a", 12345, "")], right=frozenset({"ROUND"})
     )

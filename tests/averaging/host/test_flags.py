@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 import typer
@@ -21,23 +22,25 @@ GIVES = "if not given"
 class Settings(DaemonSettings):
     model_config = sources_of("tried")
 
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {"Shares": ("share", "device")}
+
     state_dir: Path = Path("there")
     """A folder."""
 
     a_port: Port | None = None
     """A port; any if not given."""
 
-    share: Annotated[float, "of the whole"] = 1.0
-    """A share."""
-
     device: Literal["cpu", "cuda"] = "cpu"
     """A device."""
+
+    share: Annotated[float, "of the whole"] = 1.0
+    """A share."""
 
     no_listen: bool = False
     """Take nothing."""
 
     shows: bool = True
-    """Show it."""
+    """Show it, as shows = true in [section] of a file."""
 
 
 def _invoke(*arguments: str) -> tuple[list[object], str]:
@@ -68,11 +71,22 @@ def test_a_flag_of_another_kind_or_command_is_refused(arguments: list[str]) -> N
     assert _invoke(*arguments)[0] == []
 
 
-def test_help_lists_arguments_then_settings_then_the_commands_own_options() -> None:
+def test_help_lists_arguments_then_settings_then_the_commands_own_options_then_panels_in_their_order() -> None:
     text = _invoke("--help")[1]
-    places = [text.index(word) for word in ("words", "--state-dir", "--a-port", "--no-shows", "--loud", "--help")]
+    words = ("words", "--state-dir", "--a-port", "--no-shows", "--loud", "--help", "Shares", "--share", "--device")
+    places = [text.index(word) for word in words]
     assert places == sorted(places)
     assert "A share. Default: 1." in text
+
+
+def test_help_shows_square_brackets_of_a_description() -> None:
+    assert "as shows = true in [section] of a file." in " ".join(_invoke("--help")[1].split())
+
+
+@pytest.mark.parametrize("settings", [PlaceConfig, PeerConfig, HostConfig])
+def test_every_setting_but_the_folder_stands_in_one_panel_of_the_help(settings: type[DaemonSettings]) -> None:
+    named = [name for names in settings.panels.values() for name in names]
+    assert sorted(named) == sorted(set(settings.model_fields) - {"state_dir"})
 
 
 def test_settings_are_not_imported_before_the_command_is_used() -> None:

@@ -27,7 +27,7 @@ def test_a_peer_is_found_by_its_id_and_by_its_name() -> None:
 
 
 def test_a_name_that_nobody_has_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"nobody called 12D3KooWx.*potluck status"):
+    with pytest.raises(UsageError, match=r"nobody called 12D3KooWx.*potluck peers"):
         find_peer(ADMITTED, "12D3KooWx")
     monkeypatch.setattr(bans, "peer_name", lambda _: "same name")
     with pytest.raises(UsageError, match=rf"3 peers are called same name.*{ADMITTED[0]}"):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio.testing
 
 from coordinator.ledger.ledger import LEDGER_FILE, START_RECORD
 from coordinator.run.hosted_runs import MANIFEST_FILE, hosted_runs
+from coordinator.status.ledger_curve import read_curve
+from protocol.ids import UnitName
 from protocol.run.manifest import sign_manifest
+from protocol.tensors.model_config import WHOLE_MODEL
+from protocol.tensors.spines import SPINES
 from tests.coordinator.chain_world import HOST, Chain, rows_of
 from tests.coordinator.host_world import open_host
 
 
-def _hosted(folder: Path, num_rounds: int | None) -> str:
+def _hosted(folder: Path, num_rounds: int | None, spine: UnitName = WHOLE_MODEL) -> str:
     """A folder as a host leaves it, after so many rounds; None before the start. The run's id."""
     with open_host(folder) as host:
         (folder / MANIFEST_FILE).write_bytes(sign_manifest(host.manifest, HOST))
@@ -22,7 +28,7 @@ def _hosted(folder: Path, num_rounds: int | None) -> str:
             for _ in range(num_rounds):
                 chain.commit()
             host.ledger.put_once(START_RECORD, chain.sealed_start)
-            host.ledger.add_progress(rows_of(chain.certificates), [])
+            host.ledger.add_progress([replace(row, unit=spine) for row in rows_of(chain.certificates)], [])
         return host.run_id.hex()
 
 
@@ -36,6 +42,18 @@ async def test_run_is_told_with_name_phase_round_and_size(
     assert (row["name"], row["run_id"], row["phase"], row["index"]) == ("tiny", run_id, "training", 1)
     assert (row["total_tokens"], row["target_total_tokens"], row["disk_bytes"]) == (600, 1000, size)
     assert (row["folder"], row["note"]) == (str(tmp_path), "")
+
+
+@pytest.mark.parametrize("spine", SPINES)
+async def test_progress_is_that_of_the_spine_whatever_the_kind_of_run(
+    spine: UnitName, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    _hosted(tmp_path, 2, spine)
+    (row,) = hosted_runs(tmp_path)
+    assert (row["phase"], row["index"], row["total_tokens"]) == ("finished", 2, 1200)
+    curve = read_curve(tmp_path)
+    assert curve is not None
+    assert [point.index for point in curve.points] == [1, 2]
 
 
 async def test_phase_follows_the_start_record_and_the_target(

@@ -38,6 +38,11 @@ DEFAULT = default_run_toml()
             "data unknown until it is fetched: hf://owner/name",
         ),
         (DEFAULT, Data(0, is_packed=True), "checkpoints at most 37.0 MB: 4 of 6.2 MB, 4 old ones of 3.1 MB"),
+        (
+            DEFAULT.replace("total_tokens = 20_000_000", "total_tokens = 2_457_600"),
+            Data(0, is_packed=True),
+            "checkpoints at most 27.8 MB: 4 of 6.2 MB, 1 old one of 3.1 MB",
+        ),
         (DEFAULT, Data(0, is_packed=True), "ledger 5.5 MB, with 64 peers in 163 rounds"),
         (
             DEFAULT.replace("total_tokens = 20_000_000", "total_tokens = 2_000_000_000"),

@@ -58,6 +58,7 @@ class _Scene:
         turn_s: duration of a turn; 0 for as long as it takes. wait_s: until an own step ends. for_s: duration of the scene.
         is_away: whether the stranger answers nothing now. asked_s: when it was asked again. stays: a commit after a minute counts
             it, too.
+        goes_on: rounds go on while the audit is under way, and each may be audited.
     """
 
     world: World
@@ -73,6 +74,7 @@ class _Scene:
     first_redo_s: float = 0.0
     turn_s: float = 0.0
     wait_s: float = 0.0
+    goes_on: bool = False
     for_s: float = 1000.0
     draw: Callable[[], float] = random.Random(1).random
     is_away: Callable[[], bool] = lambda: False
@@ -133,6 +135,8 @@ class _Scene:
         if command.op == "audit_keep":
             redone = self.turns.keep_next()
         elif command.redo is not None:
+            if self.goes_on:
+                self.turns.note_snapshot()
             await trio.sleep(self.wait_s + self.turn_s)
             redone = self.turns.redo(command.redo)
             redone = redone.model_copy(update={"took_s": self.turn_s or redone.took_s})
@@ -178,6 +182,11 @@ class _Scene:
                 put_state(trainer, before)
             self.commit(self.links[1])
             await trio.testing.wait_all_tasks_blocked()
+            if self.goes_on:
+                begun = self.world.begun[AUDITOR]
+                put_state(trainer, replace(begun, schedule_tokens=begun.schedule_tokens + 640))
+                self.turns.note_load()
+                put_state(trainer, before)
             self.commit(self._link(3, 2, self.links[1].total_tokens + 640))
             await trio.sleep(60.0)
             if self.stays:
@@ -338,6 +347,14 @@ async def test_an_audit_with_long_steps_comes_to_its_verdict_in_a_tenth_of_the_t
     scene = replace(_scene(world), turn_s=LONGEST_STEP_S, for_s=AUDIT_WITHIN_S)
     await scene.run()
     assert len(scene.verdicts) == 1
+
+
+async def test_an_audit_that_is_longer_than_a_round_comes_to_its_verdict_where_each_round_may_be_audited(
+    world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    scene = replace(_scene(world), goes_on=True)
+    await scene.run()
+    assert [_passes(verdict) for verdict in scene.verdicts] == [True]
 
 
 async def test_the_wait_for_own_steps_makes_turns_no_shorter(

@@ -77,7 +77,7 @@ def test_a_thin_link_is_a_note_and_one_that_carries_nothing_too() -> None:
     def notes_at(mbit: float) -> str:
         return " ".join(forecast(_run(), parse_crew("3x3000tok/s"), replace(CONDITIONS, link=Link(mbit, mbit))).notes)
 
-    assert "the slowest link makes rounds of" in notes_at(0.3)
+    assert "the slowest link makes rounds longer, " in notes_at(0.3)
     assert "no round would end" in notes_at(0.01)
     assert "link" not in notes_at(1000.0)
 

@@ -71,15 +71,15 @@ def test_the_interval_holds_both_fits() -> None:
 @pytest.mark.parametrize(
     ("num_values", "tokens", "schedule", "words"),
     [
-        (1e6, 2e10, ALONE, "models of 57.0M to 16.0G values; this one has 1.0M, 57 times smaller"),
-        (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0G tokens; these are 1.0M, 820 times fewer"),
-        (1e9, 6.4e11, ALONE, "these are 640.0G, 2 times more"),
+        (1e6, 2e10, ALONE, "models of 57.0M to 16.0B values; this one has 1.0M, 57 times smaller"),
+        (1e9, 1e6, ALONE, "fitted to 820.0M to 320.0B tokens; these are 1.0M, 820 times fewer"),
+        (1e9, 6.4e11, ALONE, "these are 640.0B, 2 times more"),
         (1e9, 2e10, Schedule(20), "1 to 8 members"),
         (
             1.5e10,
             3e11,
             Schedule(4),
-            "DiLoCo's law was fitted to models of 35.0M to 10.0G values, this one is 1.5 times larger",
+            "DiLoCo's law was fitted to models of 35.0M to 10.0B values, this one is 1.5 times larger",
         ),
         (1e9, 2e10, Schedule(4, 5000), "up to 1000 local steps"),
     ],

@@ -52,6 +52,13 @@ def test_an_answer_that_never_comes_has_a_deadline(tmp_path: Path, monkeypatch: 
         recorded(tmp_path, 3, lambda _text: None, _daemon(tmp_path, answers=False))
 
 
+def test_a_paused_peer_names_the_command_that_ends_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _peer(TRAINS | {"allowed_share": 0.0, "allowed_reason": "paused until 08:00 (weekly hours)"}, monkeypatch)
+    with pytest.raises(TemporaryError, match=r"is paused until 08:00 \(weekly hours\).*`potluck resume`"):
+        recorded(tmp_path, 3, lambda _text: None)
+    assert not (tmp_path / "profile").exists(), "nothing is asked of it"
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [({}, "no training process"), ({"worker_state": "training", "lane_reason": "lane 1, stage 2"}, "pipeline run")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import pytest
 import trio
 import trio.testing
 
@@ -40,14 +41,16 @@ class _Board:
         self.said[reason.removeprefix("the run is complete; ")] = None
 
 
-async def _finished(host: _Host) -> list[str]:
+async def _finished(host: _Host, *, num_parts: int = 0, adapter: object = None) -> list[str]:
     """The reasons that a peer gives, each once, until it may leave."""
     board = _Board()
     joined = SimpleNamespace(
         life=SimpleNamespace(board=board),
         reporter=host,
         network=SimpleNamespace(traffic=lambda: SimpleNamespace(bulk_bytes_up=0)),
-        membership=SimpleNamespace(manifest=SimpleNamespace(num_parts=0)),
+        membership=SimpleNamespace(
+            manifest=SimpleNamespace(num_parts=num_parts, config=SimpleNamespace(adapter=adapter))
+        ),
     )
     service = SimpleNamespace(state=SimpleNamespace(peers={}), chain=SimpleNamespace(head=SimpleNamespace(index=8)))
     await finish(joined, service)  # type: ignore[arg-type]
@@ -59,6 +62,17 @@ async def test_finished_peer_waits_for_the_hosts_checkpoint_and_says_so(autojump
     assert waiting == "staying until the host has the last checkpoint"
     assert last == "its model: potluck checkpoint export latest OUT_DIR"
     assert trio.current_time() < 10.0
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "adapter", "command"),
+    [(2, None, "fetch"), (0, object(), "export latest OUT_DIR --merged"), (0, None, "export latest OUT_DIR")],
+)
+async def test_finished_peer_names_the_command_that_gives_this_kind_of_model(
+    num_parts: int, adapter: object, command: str, autojump_clock: Clock
+) -> None:
+    *_, last = await _finished(_Host(back_s=0.0, writes_s=8.0), num_parts=num_parts, adapter=adapter)
+    assert last == f"its model: potluck checkpoint {command}"
 
 
 async def test_finished_peer_whose_host_is_away_says_how_long_it_waits_and_what_to_do_then(

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from peer.status.status import BulkTraffic, PeerStatus, UnitPlace
+from averaging.data.shard_exchange import SHARD_CHANNEL
+from peer.status.status import BulkTraffic, LastRound, PeerStatus, UnitPlace
 from peer.status.status_text import (
     RUN_IS_COMPLETE,
+    TEXT_CHANNEL,
     energy_line,
     next_round,
     progress,
@@ -40,11 +42,24 @@ def test_peer_apart_from_the_run_says_so() -> None:
     assert status_lines(apart)[1] == "apart from the run for 2 min"
 
 
+def test_data_that_came_during_a_round_is_told_beside_the_bytes_of_the_round() -> None:
+    assert TEXT_CHANNEL == SHARD_CHANNEL
+    data = BulkTraffic(way="direct", channel=SHARD_CHANNEL, unit="", codec="", bytes_up=0, bytes_down=18_600_000)
+    last = LastRound(index=1, members=("p", "q"), weights={}, bytes_up=790_000, bytes_down=19_390_000)
+    first = STATUS.model_copy(update={"last_round": last.model_copy(update={"bulk": (data,)})})
+    told = dict(status_rows(first))["last round"]
+    assert told.endswith("790.0 kB up, 790.0 kB down, beside 0 B up, 18.6 MB down of the run's data")
+    later = STATUS.model_copy(update={"last_round": last})
+    assert dict(status_rows(later))["last round"].endswith("790.0 kB up, 19.4 MB down")
+
+
 def test_what_its_owner_allows_is_told_once() -> None:
     quarter = {"allowed_share": 0.25, "allowed_reason": "trains 25% of the time\x1b"}
     assert "trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
-    joining = {"state": "joining", "reason": "starting", "allowed_share": 0.0, "allowed_reason": "paused until 14:00"}
-    assert "paused" not in "\n".join(status_lines(STATUS.model_copy(update=joining)))
+    pause = {"allowed_share": 0.0, "allowed_reason": "paused until `potluck resume`"}
+    for state, is_told in (("joining", True), ("catching up", True), ("waiting", True), ("left on Mon", False)):
+        text = "\n".join(status_lines(STATUS.model_copy(update=pause | {"state": state, "reason": "starting"})))
+        assert text.count("potluck resume") == is_told, state
     paused = {
         "state": "paused",
         "allowed_share": 0.0,
@@ -178,6 +193,16 @@ def test_peer_that_is_gone_has_no_speed_and_nothing_to_come(state: str) -> None:
     lines = status_lines(STATUS.model_copy(update=gone | {"state_s": 0.0}))
     assert lines[0].endswith(f": {state}: as asked")
     assert not any(word in "\n".join(lines) for word in ("to go", "tokens/s", "next round"))
+
+
+def test_peer_that_is_gone_holds_no_memory_and_hears_nobody() -> None:
+    heard = {"host_heard_ago_s": 4.0, "credential_left_s": 60.0, "memory_bytes": 10**9}
+    here, gone = (
+        status_lines(STATUS.model_copy(update=heard | {"state": state})) for state in ("training", "left on Mon 30 Nov")
+    )
+    assert any(line.startswith("memory: 1.0 GB") for line in here)
+    assert any(line.startswith("host: heard 4 s ago") for line in here)
+    assert not any(line.startswith(("memory:", "host:")) for line in gone)
 
 
 def test_what_a_waiting_peer_waits_for_goes_on_the_sentence() -> None:

@@ -24,7 +24,11 @@ def test_messages_are_read_in_order() -> None:
         ([{"role": "user", "content": "a"}], "line 1 has no message of the assistant"),
         (["a"], "message 1 is text; expected an object"),
         ([ANSWER, {"role": "robot", "content": "a"}], "message 2 has role 'robot'; expected one of system"),
-        ([{"content": "a"}], "message 1 has role 'None'"),
+        ([{"content": "a"}], "message 1 has no role; its keys: content; expected role and content"),
+        (
+            [{"from": "human", "value": "a"}],
+            "message 1 has no role; its keys: from, value; expected role and content; rename",
+        ),
         ([{"role": "assistant", "content": [{"type": "image"}]}], "its content is a list; expected text"),
         ([{"role": "assistant", "content": None}], "its content is missing"),
         ([{**ANSWER, "tool_calls": [1]}], "message 1 also has tool_calls"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.arithmetic.error_feedback import FedDelta
 from averaging.network.seams.interfaces import Stream
@@ -381,7 +382,11 @@ async def test_a_delta_that_failed_late_does_not_speak_for_the_next_base(autojum
         proposal = replace(proposal_by(scene.world, 1), base=scene.party.chain.head.commit, index=2)
         scene.exchanging.begin(proposal)
         scene.bench.trainer.let_go("snapshot")
-        await scene.bench.until_reported(ContributionFailed)
+        with capture_logs() as logs:
+            await scene.bench.until_reported(ContributionFailed)
+        assert [each["log_level"] for each in logs if each["event"] == "no_contribution"] == ["info"], (
+            "nothing is wrong"
+        )
         scene.exchanging.begin(proposal)  # its slices have moved
         await trio.sleep(2.0)
         assert scene.hellos == [], "our delta on this base may still come"
