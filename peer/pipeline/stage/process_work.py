@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import trio
 
+from peer.pipeline.stage.snapshot_bytes import SnapshotBytes
 from peer.pipeline.stage.stage_channel import StageOp, StageReply
 from peer.pipeline.stage.stage_process import ANSWER_WITHIN_S, NO_FIELDS, StageProcess, process_died
 from peer.pipeline.stage.stage_snapshot import Written
@@ -48,7 +49,7 @@ class ProcessWork:
         self._newest = newest
         self._listener = listener
         self._life = -1
-        self._left: bytes = b""
+        self._left: SnapshotBytes = b""
         """The snapshot that the processes on other cards continue from."""
 
         self._is_whole = trio.Event()
@@ -90,11 +91,11 @@ class ProcessWork:
         taken = await self._process.snapshots.take()
         return partial(self._written, taken)
 
-    async def _written(self, taken: StageReply) -> bytes:
+    async def _written(self, taken: StageReply) -> SnapshotBytes:
         self._require_same_life("written")
         return await self._process.snapshots.written(taken)
 
-    async def restore(self, snapshot: bytes) -> None:
+    async def restore(self, snapshot: SnapshotBytes) -> None:
         """As `StageWork`."""
         self._require_same_life("restore")
         await self._process.snapshots.restore(snapshot)
