@@ -252,7 +252,7 @@ class LaneService:
             share.tokens,
             4 * share.theta_N.numel(),
         )
-        data = share.theta_N.to(torch.float32).numpy().tobytes()
+        data = share.theta_N.to(torch.float32).contiguous().numpy().data.cast("B")
         reasons = []
         # the member that served it is gone or leaving, though it may still be listed
         for peer in sorted(self._role.holders(share.stage), key=lambda peer: peer == share.served_by):
@@ -266,7 +266,7 @@ class LaneService:
         reason = "; ".join(reasons) or "nobody holds its stage"
         log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
-    async def _given(self, peer: PeerId, gift: msg.LaneGift, data: bytes) -> str:
+    async def _given(self, peer: PeerId, gift: msg.LaneGift, data: memoryview) -> str:
         """Return why the peer refused the gift; empty if it took it. The peer that asked the keeper about the gift is the one to
         receive it, so retry with the same peer when the connection breaks.
         """

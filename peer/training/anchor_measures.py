@@ -104,7 +104,7 @@ class AnchorMeasures:
                         return await measure(areas)
                     finally:
                         self._num_left = 0
-                        self._rooms.evaluated(areas)
+                        await self._rooms.free_evaluated(areas)
         raise DoesNotFit(self._misfit())
 
     async def _loss(self, command: Command) -> float:

@@ -273,7 +273,7 @@ class WorkerTrainer:
         """A command with a unit's values. Their shared memory is freed once the worker has used it."""
         area = self._rooms.lay(command.unit, values_N)
         reply = await self._exchange(command.model_copy(update={"area": area}))
-        self._rooms.used(command.unit)
+        await self._rooms.free_used(command.unit)
         return reply
 
     async def _until_ready(self) -> None:

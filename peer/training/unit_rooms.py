@@ -112,6 +112,12 @@ class UnitRooms:
         self._vectors.empty(Area.ASIDE, self._spans[unit])
         self.spend(unit)
 
+    async def free_used(self, unit: int) -> None:
+        """As `used`. A thread frees the memory: that takes the longer, the larger the unit is. Nothing else comes there meanwhile."""
+        areas = (Area.ASIDE,) if unit in self._offered else (Area.ASIDE, Area.OUT)
+        await self._free([(area, self._spans[unit]) for area in areas])
+        self.used(unit)
+
     # --- evaluations ---
 
     @property
@@ -135,3 +141,16 @@ class UnitRooms:
         self._read -= {unit for unit, area in enumerate(areas) if area is Area.OUT}
         for area, span in zip(areas, self._spans, strict=True):
             self._vectors.empty(area, span)
+
+    async def free_evaluated(self, areas: Sequence[Area]) -> None:
+        """As `evaluated`. A thread frees the memory, as for `free_used`."""
+        await self._free(list(zip(areas, self._spans, strict=True)))
+        self.evaluated(areas)
+
+    async def _free(self, parts: Sequence[tuple[Area, tuple[int, int]]]) -> None:
+        def empty() -> None:
+            for area, span in parts:
+                self._vectors.empty(area, span)
+
+        with trio.CancelScope(shield=True):  # what is not freed would count as in use
+            await trio.to_thread.run_sync(empty)

@@ -30,6 +30,9 @@ MAX_MESSAGE_BYTES: Final = 1 << 27
 
 _PART_BYTES: Final = 1 << 20
 _TOGETHER_BYTES: Final = 1 << 18
+_FREED_BYTES: Final = 1 << 24
+"""Of shared memory that are freed at a time: the call holds the interpreter's lock."""
+
 _LONGEST_POLL_S: Final = 1e6
 """The system counts milliseconds in 31 bits."""
 
@@ -349,9 +352,7 @@ class SharedVectors:
             stop_bytes = (
                 self._area_bytes if span[1] == self._num_elements else 4 * span[1] // mmap.PAGESIZE * mmap.PAGESIZE
             )
-        if hasattr(mmap, "MADV_REMOVE") and begin_bytes < stop_bytes:
-            with suppress(OSError):  # the file system cannot do it
-                self._mapping.madvise(mmap.MADV_REMOVE, area * self._area_bytes + begin_bytes, stop_bytes - begin_bytes)
+        free_pages(self._mapping, area * self._area_bytes + begin_bytes, area * self._area_bytes + stop_bytes)
 
     def put_down(self) -> None:
         """Drop this process's mapping of the pages, so that they do not count as its memory. The content stays for the other
@@ -359,6 +360,16 @@ class SharedVectors:
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def free_pages(mapping: mmap.mmap, begin: int, stop: int) -> None:
+    """Free the shared memory of the bytes [begin, stop), in whole pages, if the system can. They are 0 then. Other threads get their
+    turn between the pieces.
+    """
+    if hasattr(mmap, "MADV_REMOVE"):
+        with suppress(OSError):  # the file system cannot do it
+            for place in range(begin, stop, _FREED_BYTES):
+                mapping.madvise(mmap.MADV_REMOVE, place, min(_FREED_BYTES, stop - place))
 
 
 def mapping_bytes(num_elements: int) -> int:

@@ -25,17 +25,17 @@ def _is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def _imported_names(tree: ast.AST) -> Iterator[str]:
-    """Dotted names that a module imports when it runs: what stands under TYPE_CHECKING is left out."""
+def _imported_names(tree: ast.AST, *, for_types: bool = False) -> Iterator[str]:
+    """Dotted names that a module imports when it runs: those under TYPE_CHECKING only with `for_types`."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.expr) or _is_for_types(node):
+        if isinstance(node, ast.expr) or (_is_for_types(node) and not for_types):
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         else:
-            yield from _imported_names(node)
+            yield from _imported_names(node, for_types=for_types)
 
 
 @cache
@@ -54,8 +54,19 @@ def room_imports() -> dict[str, set[str]]:
     return dict(found)
 
 
+def file_imports() -> dict[str, set[str]]:
+    """For each module, the others that it imports, also for types only."""
+    path_by_name = {module.path.removesuffix(".py").replace("/", "."): module.path for module in modules()}
+    found = dict[str, set[str]]()
+    for module in modules():
+        names = [name for name in _imported_names(module.tree, for_types=True) if name.split(".")[0] in ROOMS]
+        targets = (path_by_name.get(name) or path_by_name.get(name.rpartition(".")[0]) for name in names)
+        found[module.path] = {target for target in targets if target not in (None, module.path)}
+    return found
+
+
 def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of folders that import one another in a circle (Tarjan's strongly connected components of two or more)."""
+    """Groups of folders or files that import one another in a circle (Tarjan's strongly connected components of two or more)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

@@ -12,6 +12,7 @@ from tests.architecture.structure import (
     circles,
     class_methods,
     dataclass_fields,
+    file_imports,
     files_by_folder,
     room_imports,
     shared_module_names,
@@ -22,7 +23,7 @@ MOST_FIELDS = 12
 MOST_METHODS = 25
 
 MANY_FIELDS = {
-    "averaging/network/memory/memory_network.py:MemoryHost": 16,
+    "averaging/network/memory/memory_host.py:MemoryHost": 16,
     "averaging/network/pacing/line_rate.py:LineRateSettings": 32,
     "averaging/rounds/exchange/exchange_context.py:ExchangeContext": 18,
     "coordinator/checkpoints/checkpointer.py:CheckpointPlace": 13,
@@ -69,6 +70,10 @@ def test_a_room_holds_few_files() -> None:
 
 def test_rooms_import_in_no_circle() -> None:
     assert circles(room_imports()) == []
+
+
+def test_files_import_in_no_circle_not_even_for_types() -> None:
+    assert circles(file_imports()) == []
 
 
 def test_a_circle_of_imports_is_found() -> None:

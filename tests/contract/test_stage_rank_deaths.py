@@ -18,7 +18,6 @@ import trio
 from peer.pipeline.stage.process_work import ProcessWork
 from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied, open_stage_process
-from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.training import training_process
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.layout import Mesh, World
@@ -30,6 +29,7 @@ from protocol.tensors.stage_schema import stage_schema
 from tests.contract.rank_doom import DOOM_VARIABLE, How, RankDoom
 from tests.contract.rank_doom import Point as DoomPoint
 from tests.forked import open_forked
+from tests.peer.whole_snapshot import decode_snapshot
 from tests.peer.worker_world import PIPELINE, Asker, anchor, stage_plan, stage_worker
 
 WITHIN_S = 500.0

@@ -49,7 +49,7 @@ from tests.forked import Forked
 
 HONEST = ("a", "b", "c")
 LIAR = "liar"
-ROUNDS_AFTER_A_LIE = 2
+ROUNDS_AFTER_A_LIE = 1
 SLOWDOWN = ("--slowdown", "20")
 """All processes share few cores, and training is not what counts here."""
 

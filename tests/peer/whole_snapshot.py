@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from peer.pipeline.stage.lane_compute import LaneWork
-from peer.pipeline.stage.stage_snapshot import most_snapshot_bytes
+from peer.pipeline.stage.snapshot_bytes import SnapshotBytes
+from peer.pipeline.stage.stage_snapshot import check_snapshot, most_snapshot_bytes
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
+from protocol.tensors.tensor_schema import TensorSchema
 
 
 def encode_snapshot(snapshot: StageSnapshot) -> bytes:
     """Every value unchanged, in its own type."""
     named = {f"moment.{number}": moment.contiguous() for number, moment in enumerate(snapshot.moments)}
     return bytes(save({"theta": snapshot.theta_N, **named}))
+
+
+def decode_snapshot(data: SnapshotBytes, schema: TensorSchema) -> StageSnapshot:
+    """A snapshot of this stage as safetensors' own reader finds it. Raises as `check_snapshot`."""
+    check_snapshot(data, schema)
+    named = load(bytes(data))
+    return StageSnapshot(named["theta"], tuple(named[f"moment.{number}"] for number in range(len(named) - 1)))
 
 
 def snapshot_of(trainer: StageTrainer) -> StageSnapshot:

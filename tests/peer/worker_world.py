@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import torch
 
@@ -88,7 +88,7 @@ class Asker:
         reply, _ = self.ask("snapshot")
         self.ask("written")
         self.ask("theta")  # of rows on several cards, which all have written theirs then
-        return self.room.take(reply.snapshot_bytes)
+        return bytes(self.room.take(reply.snapshot_bytes))
 
     def restore(self, data: bytes) -> StageReply:
         """The reply to an order to continue from this snapshot."""
@@ -122,12 +122,18 @@ def one_step(first: Asker, last: Asker, *, step: int = 0, together: bool = False
     return square, losses[1] or 0.0
 
 
+def opened(memory: Path) -> IO[bytes]:
+    """A file in place of shared memory, which is made if it is not there. Writes go where they are meant to, not to its end."""
+    memory.touch()
+    return memory.open("r+b")
+
+
 @contextmanager
 def stage_worker(plan: StagePlan, group: RankGroup | None = None, memory: Path | None = None) -> Iterator[Asker]:
     """The worker's loop in a thread of the test; with `group` that of the first of several cards, which share the file `memory`."""
     ours, theirs = socket.socketpair()
     schema = stage_schema(plan.stages, plan.stage)
-    with ours, theirs, memory.open("a+b") if memory is not None else tempfile.TemporaryFile() as file:
+    with ours, theirs, opened(memory) if memory is not None else tempfile.TemporaryFile() as file:
         os.ftruncate(file.fileno(), mapping_bytes(schema.num_elements) + rooms_bytes(schema))
         loop = threading.Thread(target=StageWorker(theirs, plan, file.fileno(), group).run)
         loop.start()

@@ -16,13 +16,13 @@ import torch
 import trio
 
 from peer.pipeline.stage.lane_compute import LaneShape
-from peer.pipeline.stage.stage_snapshot import Written, decode_snapshot
+from peer.pipeline.stage.stage_snapshot import Written
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.stage_machine import Point
 from protocol.tensors.stage_schema import stage_schema
-from tests.peer.whole_snapshot import encode_snapshot
+from tests.peer.whole_snapshot import decode_snapshot, encode_snapshot
 
 RATE, MOMENTUM, CLIP = 0.05, 0.9, 0.5
 HALF = 0.5

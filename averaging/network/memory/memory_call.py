@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
+from averaging.network.memory.memory_host import Links, MemoryHost
 from averaging.network.seams.clocks import Timers
 from averaging.network.seams.interfaces import MAX_CONTROL_BYTES, TookReply
 from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 
-if TYPE_CHECKING:
-    from averaging.network.memory.memory_network import MemoryHost, MemorySwarm
-
 T = TypeVar("T")
-
-MAX_IDLE: Final = 16
 
 
 class Answer(Generic[T]):
@@ -137,38 +133,6 @@ class AnswerOf:
         self._all.settle(self._peer, error)
 
 
-class CallServer:
-    """A task that serves one call after another; between two calls it waits in its host's list of idle servers."""
-
-    __slots__ = ("_call", "_host", "_idle", "_number", "_task")
-
-    def __init__(self, host: MemoryHost, call: Call, number: int) -> None:
-        self._host = host
-        self._idle = host.idle_servers
-        self._call = call
-        self._number = number
-        self._task: trio.lowlevel.Task | None = None
-
-    def take(self, call: Call, number: int) -> None:
-        """Take the next call, as a server that was idle."""
-        self._call, self._number = call, number
-        if self._task is not None:
-            trio.lowlevel.reschedule(self._task)
-
-    async def run(self) -> None:
-        """Serve calls until there are enough idle servers without this one."""
-        self._task = trio.lowlevel.current_task()
-        await self._call.serve(self._host, self._number)
-        while len(self._idle) < MAX_IDLE:
-            self._idle.append(self)
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
-            await self._call.serve(self._host, self._number)
-
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._idle.remove(self)
-        return trio.lowlevel.Abort.SUCCEEDED
-
-
 class Call:
     """A call under way; its methods are its stages, called by timers."""
 
@@ -176,7 +140,7 @@ class Call:
 
     def __init__(
         self,
-        swarm: MemorySwarm,
+        swarm: Links,
         caller: MemoryHost,
         peer: PeerId,
         channel: str,

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextvars
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
-from averaging.network.memory.memory_call import Answer, Answers, Call, CallServer
+from averaging.network.memory.memory_call import Answer, Answers, Call
 from averaging.network.memory.memory_directory import MemoryDirectory
+from averaging.network.memory.memory_host import MemoryHost
 from averaging.network.memory.memory_stream import MemoryStream, Pipe
-from averaging.network.pacing.counters import BulkTally, ControlTally
 from averaging.network.seams.bulk_address import BulkAddress
 from averaging.network.seams.clocks import Timers
 from averaging.network.seams.directory import RecordRule, sized_record_rule
@@ -53,85 +53,6 @@ class LinkSpeed:
 
     latency_s: float = 0.01
     bytes_per_s: float = 12_500_000.0
-
-
-@dataclass(slots=True, eq=False)
-class MemoryHost:
-    """One process on the network. A restart is a new host under the same id."""
-
-    peer: PeerId
-    context: contextvars.Context
-    is_alive: bool = True
-    has_ended: bool = False
-    """The world has ended while messages to this host were still under way."""
-
-    thawed: trio.Event | None = None
-    parked: list[Callable[[], None]] = field(default_factory=list)
-    died: trio.Event = field(default_factory=trio.Event)
-    nursery: trio.Nursery | None = None
-    early: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    pipes: dict[int, Pipe] = field(default_factory=dict)
-    serving: dict[int, Call] = field(default_factory=dict)
-    idle_servers: list[CallServer] = field(default_factory=list)
-    calls: dict[str, CallHandler] = field(default_factory=dict)
-    handlers: dict[str, StreamHandler] = field(default_factory=dict)
-    control: ControlTally = field(default_factory=ControlTally)
-    bulk: BulkTally = field(default_factory=BulkTally)
-
-    async def wait_awake(self) -> None:
-        """Wait while the process is frozen."""
-        while self.thawed is not None and self.is_alive:
-            await self.thawed.wait()
-
-    def when_awake(self, callback: Callable[[], None]) -> None:
-        """Call back now, or once the frozen process goes on."""
-        if self.thawed is None:
-            callback()
-        else:
-            self.parked.append(callback)
-
-    def thaw(self) -> None:
-        """Go on, and run the waiting callbacks in order."""
-        event, self.thawed = self.thawed, None
-        if event is not None:
-            event.set()
-        parked, self.parked = self.parked, []
-        for callback in parked:
-            callback()
-
-    def check_alive(self) -> None:
-        """Raises PeerUnreachable in a process that has crashed."""
-        if not self.is_alive:
-            raise PeerUnreachable(f"{self.peer} has crashed", "a running process")
-
-    async def run(self) -> None:
-        """Run the handlers' nursery until the process dies."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self.nursery = nursery
-                for function in self.early:
-                    nursery.start_soon(function)
-                self.early.clear()
-                await self.died.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            self.has_ended = True
-
-    def start_call(self, call: Call, number: int) -> None:
-        """Run the handler of a call on an idle task if there is one, since starting a task costs as much as a call."""
-        if self.idle_servers and self.is_alive and not self.has_ended:
-            self.idle_servers.pop().take(call, number)
-        else:
-            self.start(CallServer(self, call, number).run)
-
-    def start(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Run a handler until it returns or the process dies."""
-        if not self.is_alive or self.has_ended:
-            return
-        if self.nursery is None:
-            self.early.append(function)
-        else:
-            self.context.run(self.nursery.start_soon, function)
 
 
 class MemorySwarm:

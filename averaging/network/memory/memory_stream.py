@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
+from averaging.network.memory.memory_host import Links, MemoryHost
 from averaging.network.seams.frames import placed
 from averaging.network.seams.interfaces import MAX_FRAME_BYTES, BulkKind, Place, Way
 from protocol.errors import ConnectionReset, LocalProtocolError
 from protocol.ids import PeerId
-
-if TYPE_CHECKING:
-    from averaging.network.memory.memory_network import MemoryHost, MemorySwarm
 
 FRAME_BUFFER: Final = 4
 """Frames under way or unread before a sender waits, so that a slow reader slows its writer."""
@@ -116,7 +114,7 @@ class _Flow:
 class Pipe:
     """Two flows between two hosts; flow 0 goes from the opener to the server."""
 
-    def __init__(self, swarm: MemorySwarm, number: int, opener: MemoryHost, server: MemoryHost) -> None:
+    def __init__(self, swarm: Links, number: int, opener: MemoryHost, server: MemoryHost) -> None:
         self.swarm = swarm
         self.number = number
         self.hosts = (opener, server)

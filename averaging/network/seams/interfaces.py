@@ -486,5 +486,7 @@ class LendsShiftRoom(Protocol):
     """A trainer in whose memory a shift can be made, so that none is taken for it, and none is copied."""
 
     def shift_room(self) -> torch.Tensor | None:
-        """The place for the next shift, (N,) float32. It is kept until a shift or a load was taken. None while it is not free."""
+        """The place for the next shift, (N,) float32; None while it is not free. It is kept until any shift or load was taken, so ask
+        for it while none is under way.
+        """
         ...

@@ -200,7 +200,9 @@ class TrainerUpdater:
         return AdoptionShift(record, self._me, contribution, grid, self._shift_room)
 
     def _shift_room(self) -> torch.Tensor | None:
-        return self._trainer.shift_room() if isinstance(self._trainer, LendsShiftRoom) else None
+        """The trainer's place for a shift; None while it has updates to take, since each one frees that place once it was taken."""
+        trainer = self._trainer
+        return trainer.shift_room() if self.is_idle and isinstance(trainer, LendsShiftRoom) else None
 
     def _loads_next(self, progress: TrainerProgress) -> bool:
         """Whether the trainer loads the anchor before it trains on, or as its next update."""

@@ -18,12 +18,13 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from peer.pipeline.seats.lane_seat import LaneSeat
+from peer.pipeline.stage.stage_snapshot import is_finite
 from peer.pipeline.transport.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, call_again, whole_answer
 from peer.pipeline.transport.lane_outbox import (
     PARCEL_CHANNEL,
     answer,
-    receive_bytes,
     receive_in_time,
+    receive_memory,
 )
 from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
@@ -226,7 +227,7 @@ class LaneMember:
                 f"a gift of {gift.tokens} tokens and {gift.num_bytes} bytes",
                 f"at most {most_tokens} and {4 * num_values}",
             )
-        data = await receive_bytes(stream, gift.num_bytes)
+        data = await receive_memory(stream, gift.num_bytes)
         theta_N = await tools.offload.run(partial(_values, data), cost_s=PASS_COST_S)
         share = LaneShare(gift.lane, gift.stage, gift.at.round, gift.tokens, theta_N)
         reason = await tools.take_gift(sender, share, partial(self._confirm, sender, gift))
@@ -274,9 +275,9 @@ def stage_size(stages: StageMap, stage: int) -> int:
     return stage_schema(stages, stage).num_elements
 
 
-def _values(data: bytes) -> torch.Tensor:
-    """(N,) float32 from little-endian bytes."""
-    theta_N = torch.frombuffer(bytearray(data), dtype=torch.float32)
-    if not bool(torch.isfinite(theta_N).all()):
+def _values(data: memoryview) -> torch.Tensor:
+    """(N,) float32 in the memory of these little-endian bytes."""
+    theta_N = torch.frombuffer(data, dtype=torch.float32)
+    if not is_finite(theta_N):
         raise RemoteProtocolError("parameters that are not finite", "numbers")
     return theta_N

@@ -17,9 +17,16 @@ import trio
 
 from averaging.network.seams.interfaces import Stream
 from peer.pipeline.seats.held_snapshots import HeldSnapshots
-from peer.pipeline.stage.stage_snapshot import Written, decode_snapshot, most_snapshot_bytes
+from peer.pipeline.stage.stage_snapshot import Written, check_snapshot, most_snapshot_bytes, theta_of
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, CallLine, until_silent
-from peer.pipeline.transport.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
+from peer.pipeline.transport.lane_outbox import (
+    Outbox,
+    Postable,
+    fetch_copy,
+    receive_bytes,
+    receive_memory,
+    send_parcel,
+)
 from peer.pipeline.transport.lane_work import PASS_COST_S, LaneContext, LaneShare
 from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
@@ -103,6 +110,7 @@ class LaneSeat:
             self._nursery = nursery
             nursery.start_soon(self._report_to_keeper)
             nursery.start_soon(self._watch_keeper)
+            nursery.start_soon(self.snapshots.keep_freeing, self._tools.offload)
             self._open_ways()
             nursery.start_soon(self._fetch_early)
             await self._begin()
@@ -111,7 +119,10 @@ class LaneSeat:
             nursery.cancel_scope.cancel()
         self._nursery = None
         self._close_streams()
-        return self._shares()
+        shares = await self._shares()
+        self.snapshots.forget_all()
+        await self.snapshots.free(self._tools.offload)
+        return shares
 
     # --- messages from the keeper ---
 
@@ -405,9 +416,9 @@ class LaneSeat:
         most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self._copied_stage))
         if parcel.stage != self._copied_stage or parcel.num_bytes > most_bytes:
             raise RemoteProtocolError(f"{parcel}", f"stage {self._copied_stage}, at most {most_bytes} bytes")
-        data = await receive_bytes(stream, parcel.num_bytes)
+        data = await receive_memory(stream, parcel.num_bytes)
         schema = stage_schema(self._tools.stages, self._copied_stage)
-        await self._tools.offload.run(partial(decode_snapshot, data, schema), cost_s=PASS_COST_S)
+        await self._tools.offload.run(partial(check_snapshot, data, schema), cost_s=PASS_COST_S)
         if parcel.epoch == self.state.epoch:
             self.snapshots.copies[parcel.at] = data
 
@@ -426,7 +437,7 @@ class LaneSeat:
 
     # --- the end ---
 
-    def _shares(self) -> tuple[LaneShare, ...]:
+    async def _shares(self) -> tuple[LaneShare, ...]:
         end = self._ended
         if end is None:
             return ()
@@ -434,6 +445,7 @@ class LaneSeat:
         for stage in (stage for stage, holder in enumerate(end.holders) if holder == me):
             data = (self.snapshots.own if stage == self.stage else self.snapshots.copies).get(end.at)
             if data is not None:
-                theta_N = decode_snapshot(data, stage_schema(self._tools.stages, stage)).theta_N
+                schema = stage_schema(self._tools.stages, stage)
+                theta_N = await self._tools.offload.run(partial(theta_of, data, schema), cost_s=PASS_COST_S)
                 shares.append(LaneShare(self.lane, stage, end.at.round, end.tokens, theta_N, self.members[stage]))
         return tuple(shares)

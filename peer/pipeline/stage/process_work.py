@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import trio
 
+from peer.pipeline.stage.snapshot_bytes import SnapshotBytes
 from peer.pipeline.stage.stage_channel import StageOp, StageReply
 from peer.pipeline.stage.stage_process import ANSWER_WITHIN_S, NO_FIELDS, StageProcess, process_died
 from peer.pipeline.stage.stage_snapshot import Written
@@ -38,8 +39,8 @@ class StageListener(Protocol):
 class ProcessWork:
     """One seat's computation in the training process (peer/pipeline/transport/lane_work.py).
 
-    Other cards than now take the stage over while the seat waits for its share's commit: between `theta` and `adopt`. The lane does
-    not see it, unless their processes take longer to begin than it waits.
+    Other cards than now take the stage over while the seat waits for its share's commit: between `theta` and `adopt`, or `restore` if
+    the lane goes back meanwhile. The lane does not see it, unless their processes take longer to begin than it waits.
     """
 
     def __init__(self, process: StageProcess, lane: int, newest: Newest, listener: StageListener) -> None:
@@ -48,7 +49,7 @@ class ProcessWork:
         self._newest = newest
         self._listener = listener
         self._life = -1
-        self._left: bytes = b""
+        self._left: SnapshotBytes = b""
         """The snapshot that the processes on other cards continue from."""
 
         self._is_whole = trio.Event()
@@ -90,12 +91,16 @@ class ProcessWork:
         taken = await self._process.snapshots.take()
         return partial(self._written, taken)
 
-    async def _written(self, taken: StageReply) -> bytes:
+    async def _written(self, taken: StageReply) -> SnapshotBytes:
         self._require_same_life("written")
         return await self._process.snapshots.written(taken)
 
-    async def restore(self, snapshot: bytes) -> None:
+    async def restore(self, snapshot: SnapshotBytes) -> None:
         """As `StageWork`."""
+        if self._left:
+            self._left = snapshot
+            await self._continue_on_others("restore")
+            return
         self._require_same_life("restore")
         await self._process.snapshots.restore(snapshot)
 
@@ -112,11 +117,11 @@ class ProcessWork:
     async def adopt(self, anchor_N: torch.Tensor) -> None:
         """As `StageWork`."""
         if self._left:
-            await self._continue_on_others()
+            await self._continue_on_others("adopt")
         _, schedule_tokens = self._newest()
         await self._process.ask("adopt", {"schedule_tokens": schedule_tokens}, vector_N=anchor_N)
 
-    async def _continue_on_others(self) -> None:
+    async def _continue_on_others(self, op: StageOp) -> None:
         snapshot, self._left = self._left, b""
         try:
             with trio.fail_after(ANSWER_WITHIN_S):
@@ -124,7 +129,7 @@ class ProcessWork:
             await self.open()
             await self.restore(snapshot)
         except trio.TooSlowError as error:
-            raise process_died("adopt") from error
+            raise process_died(op) from error
         finally:
             self._is_whole.set()
 

@@ -149,6 +149,11 @@ class StageProcess:
     def begin_anew(self) -> None:
         """End the processes if other cards are to hold the stage. The optimizer's moments are kept."""
         if self._regrouping.end_life():
+            self._await_next()
+
+    def _await_next(self) -> None:
+        """The processes are over. Somebody who already waits for the next ones goes on waiting for them."""
+        if self._begun.is_set():
             self._begun = trio.Event()
 
     async def until_begun(self) -> None:
@@ -231,7 +236,7 @@ class StageProcess:
             if (world := self._regrouping.taken()) is not None:
                 self._hold_on(world)
                 continue
-            self._begun = trio.Event()
+            self._await_next()
             quick_deaths = quick_deaths + 1 if trio.current_time() - began_s < SLOW_RESTART_S else 0
             self.restarts += 1
             log.warning("stage_process_died", restarts=self.restarts, reason=self.failed_because or "it died")

@@ -1,27 +1,27 @@
 """A stage's snapshot as bytes, for a neighbour to keep and a spare to continue from: safetensors, theta first, then the moments.
 
 The bytes lie in memory that a stage's processes share with the daemon. Each process writes and reads its own rows there, at the places
-that a `SnapshotLayout` names. Snapshots of other peers are decoded by the safetensors library.
+that a `SnapshotLayout` names. Snapshots of other peers are read in short pieces: a long copy holds the interpreter's lock, and so
+the event loop.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Final, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load
 
+from peer.pipeline.stage.snapshot_bytes import SnapshotBytes
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from protocol.errors import RemoteProtocolError
 from protocol.tensors.tensor_schema import TensorSchema
 
-Written = Callable[[], Awaitable[bytes]]
+Written = Callable[[], Awaitable[SnapshotBytes]]
 """Waits until a snapshot that was taken is written, and returns its bytes. Raises PotluckError if it is lost."""
 
 _THETA: Final = "theta"
@@ -38,6 +38,9 @@ _LENGTH_BYTES: Final = 8
 _MOST_DIMS: Final = 8
 _FINITE_PIECE: Final = 1 << 22
 """Values that are checked at a time."""
+
+_PIECE_BYTES: Final = 1 << 22
+"""Of a snapshot that are copied at a time."""
 
 _DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By safetensors' names, in the order in which it writes them."""
@@ -126,17 +129,18 @@ class _Entry(BaseModel):
 _ENTRIES: Final[TypeAdapter[dict[str, _Entry]]] = TypeAdapter(dict[str, _Entry])
 
 
-def read_layout(data: torch.Tensor, schema: TensorSchema) -> SnapshotLayout:
-    """The layout of a snapshot of this stage, (num_bytes,) uint8. No value is read or copied.
+def read_layout(data: torch.Tensor | SnapshotBytes, schema: TensorSchema) -> SnapshotLayout:
+    """The layout of a snapshot of this stage, (num_bytes,) uint8 or its bytes. No value is read or copied.
 
     Raises:
         RemoteProtocolError: not a snapshot, or a snapshot of another stage.
     """
-    stop = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES].numpy().tobytes(), "little")
-    most_bytes = most_snapshot_bytes(schema, 0)
-    if len(data) < _LENGTH_BYTES or stop > min(len(data), most_bytes):
+    first = data[: most_snapshot_bytes(schema, 0)]
+    first = first.numpy().tobytes() if isinstance(first, torch.Tensor) else bytes(first)
+    stop = _LENGTH_BYTES + int.from_bytes(first[:_LENGTH_BYTES], "little")
+    if len(first) < _LENGTH_BYTES or stop > len(first):
         raise RemoteProtocolError(f"{len(data)} bytes that are no snapshot", "safetensors")
-    head = data[:stop].numpy().tobytes()
+    head = first[:stop]
     try:
         entries = _ENTRIES.validate_json(head[_LENGTH_BYTES:])
     except ValidationError as error:
@@ -148,6 +152,7 @@ def read_layout(data: torch.Tensor, schema: TensorSchema) -> SnapshotLayout:
     places = tuple(_place(name, entries[name], stop, len(data)) for name in names)
     if places[0].shape != (schema.num_elements,):
         raise _another_shape(places[0].shape, schema)
+    _require_one_after_another(places, stop, len(data))
     return SnapshotLayout(head, places, len(data))
 
 
@@ -157,6 +162,16 @@ def _place(name: str, entry: _Entry, head_bytes: int, num_bytes: int) -> Place:
     if stop - begin != prod(shape) * dtype.itemsize or stop > num_bytes or begin % dtype.itemsize:
         raise RemoteProtocolError(f"{name} of a snapshot at bytes {begin} to {stop}", f"the bytes of {shape} within it")
     return Place(begin, stop, dtype, shape)
+
+
+def _require_one_after_another(places: Sequence[Place], begin: int, num_bytes: int) -> None:
+    """Tensors that share bytes would make a reader read them many times."""
+    in_order = sorted((place.begin, place.stop) for place in places)
+    stops = [begin, *(stop for _, stop in in_order)]
+    begins = [*(begin for begin, _ in in_order), num_bytes]
+    for end, next_begin in zip(stops, begins, strict=True):
+        if end != next_begin:
+            raise RemoteProtocolError(f"byte {next_begin} of a snapshot after byte {end}", "tensors without gaps")
 
 
 def is_finite(values: torch.Tensor) -> bool:
@@ -172,26 +187,36 @@ def require_finite(is_so: bool) -> None:
         raise RemoteProtocolError("values of a snapshot that are not finite", "finite floats")
 
 
-def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:
-    """Decode a snapshot, on the CPU. `StageTrainer.restore` checks whether the moments fit the optimizer.
+def check_snapshot(data: SnapshotBytes, schema: TensorSchema) -> None:
+    """Check a snapshot of another peer, without memory for it. `StageTrainer.own_rows` checks whether the moments fit the optimizer.
 
     Raises:
         RemoteProtocolError: not a snapshot, a snapshot of another stage, or values that are not finite.
     """
-    try:
-        named = load(data)
-    except SafetensorError as error:
-        raise RemoteProtocolError(f"bytes that are no snapshot ({error})", "safetensors") from error
-    moments = [f"{_MOMENT}{number}" for number in range(len(named) - 1)]
-    if set(named) != {_THETA, *moments}:
-        raise _strange_names(len(named))
-    theta_N = named[_THETA]
-    if theta_N.shape != (schema.num_elements,):
-        raise _another_shape(tuple(theta_N.shape), schema)
-    for name, values in named.items():
-        if not values.dtype.is_floating_point or not is_finite(values):
-            raise RemoteProtocolError(f"{name} of a snapshot in {values.dtype}, or not finite", "finite floats")
-    return StageSnapshot(theta_N, tuple(named[name] for name in moments))
+    for place in read_layout(data, schema).places:
+        require_finite(all(is_finite(values) for values in _pieces(data, place)))
+
+
+def theta_of(data: SnapshotBytes, schema: TensorSchema) -> torch.Tensor:
+    """The parameters in a snapshot, (N,), a copy on the CPU in their own type.
+
+    Raises:
+        RemoteProtocolError: not a snapshot, or a snapshot of another stage.
+    """
+    place, num_copied = read_layout(data, schema).places[0], 0
+    theta_N = torch.empty(place.shape, dtype=place.dtype)
+    for values in _pieces(data, place):
+        theta_N[num_copied : num_copied + len(values)] = values
+        num_copied += len(values)
+    return theta_N
+
+
+def _pieces(data: SnapshotBytes, place: Place) -> Iterator[torch.Tensor]:
+    """A tensor's values, one after another, flat; copies where torch takes no view, as of `bytes`."""
+    view = memoryview(data)
+    for begin in range(place.begin, place.stop, _PIECE_BYTES):
+        piece = view[begin : min(begin + _PIECE_BYTES, place.stop)]
+        yield torch.frombuffer(bytearray(piece) if piece.readonly else piece, dtype=place.dtype)
 
 
 def _strange_names(num_tensors: int) -> RemoteProtocolError:

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from averaging.network.seams.interfaces import Stream
+from peer.pipeline.stage.snapshot_bytes import SnapshotBytes, own_memory
 from peer.pipeline.transport.lane_calls import read_answer, whole_answer
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
@@ -49,7 +50,7 @@ class Posted:
     """A queued parcel and its answer."""
 
     parcel: Postable
-    data: bytes
+    data: SnapshotBytes
     answer: LaneAnswer | None = None
     """None until the answer arrives, and if the outbox ended first."""
 
@@ -90,7 +91,7 @@ class Outbox:
         self._answered_s = -inf
         self._watch = trio.CancelScope()
 
-    def put(self, parcel: Postable, data: bytes) -> Posted:
+    def put(self, parcel: Postable, data: SnapshotBytes) -> Posted:
         """Queue a parcel."""
         if not self._posted:
             self._answered_s = trio.current_time()
@@ -199,19 +200,26 @@ async def answer(stream: Stream, reason: str = "") -> None:
 
 
 async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
-    """Receive the bytes that follow a parcel.
+    """Receive the bytes that follow a parcel, of a message between stages. Raises as `receive_memory`."""
+    return bytes(await receive_memory(stream, num_bytes))
+
+
+async def receive_memory(stream: Stream, num_bytes: int) -> memoryview:
+    """Receive the bytes that follow a parcel, of a snapshot or of a share, into memory of their own. It grows as they come.
 
     Raises:
+        MachineError: there is no memory for them.
         RemoteProtocolError: too few or too many bytes.
         CallTimeout: nothing arrived for MOVES_WITHIN_S.
     """
-    data = bytearray()
-    while len(data) < num_bytes:
-        frame = await receive_in_time(stream)
-        if not frame or len(data) + len(frame) > num_bytes:
-            raise RemoteProtocolError(f"{len(data) + len(frame or b'')} bytes of a parcel", f"{num_bytes}")
-        data += frame
-    return bytes(data)
+    data, num_received = own_memory(num_bytes), 0
+    while num_received < num_bytes:
+        frame = await receive_in_time(stream) or b""
+        begin, num_received = num_received, num_received + len(frame)
+        if not frame or num_received > num_bytes:
+            raise RemoteProtocolError(f"{num_received} bytes of a parcel", f"{num_bytes}")
+        data[begin:num_received] = frame
+    return data
 
 
 async def receive_in_time(stream: Stream) -> bytes | None:
@@ -223,7 +231,7 @@ async def receive_in_time(stream: Stream) -> bytes | None:
 
 async def fetch_copy(
     network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int, *, tries: int = 1
-) -> bytes:
+) -> SnapshotBytes:
     """Fetch a stage's snapshot from its holder.
 
     Args:
@@ -232,6 +240,7 @@ async def fetch_copy(
     Raises:
         TransportError: the peer cannot be reached, or does not answer.
         RemoteProtocolError: it has no snapshot, or sends something else.
+        MachineError: there is no memory for it.
     """
     for _ in range(tries - 1):
         try:
@@ -241,7 +250,7 @@ async def fetch_copy(
     return await _fetched(network, peer, wanted, most_bytes)
 
 
-async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int) -> bytes:
+async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int) -> SnapshotBytes:
     stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
     try:
         await stream.send_frame(encode_parcel(wanted))
@@ -257,13 +266,13 @@ async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_b
             or found.num_bytes > most_bytes
         ):
             raise RemoteProtocolError(f"{found}", f"the snapshot of stage {wanted.stage}, at most {most_bytes} bytes")
-        return await receive_bytes(stream, found.num_bytes)
+        return await receive_memory(stream, found.num_bytes)
     finally:
         with trio.move_on_after(OPEN_WITHIN_S, shield=True):
             await stream.aclose()
 
 
-async def give(network: LaneNetwork, peer: PeerId, gift: LaneGift, data: bytes) -> str:
+async def give(network: LaneNetwork, peer: PeerId, gift: LaneGift, data: SnapshotBytes) -> str:
     """Give a share to a peer. Returns why it refuses; empty if it takes it.
 
     Raises:
@@ -287,7 +296,7 @@ def _nothing() -> None:
 
 
 async def send_parcel(
-    stream: Stream, parcel: Postable | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
+    stream: Stream, parcel: Postable | LaneGift, data: SnapshotBytes, moved: Callable[[], None] = _nothing
 ) -> None:
     """Send a parcel and the bytes that follow it.
 

@@ -10,6 +10,7 @@ import torch
 
 from averaging.network.seams.interfaces import Offload
 from peer.pipeline.stage.lane_compute import LaneShape
+from peer.pipeline.stage.snapshot_bytes import SnapshotBytes
 from peer.pipeline.stage.stage_snapshot import Written
 from peer.pipeline.transport.lane_network import LaneNetwork
 from protocol.ids import PeerId
@@ -71,7 +72,7 @@ class StageWork(Protocol):
         """Copy the complete state on which the next step depends. The next pass does not wait until the copy is written."""
         ...
 
-    async def restore(self, snapshot: bytes) -> None:
+    async def restore(self, snapshot: SnapshotBytes) -> None:
         """Continue from a snapshot. Discards the present state.
 
         Raises:

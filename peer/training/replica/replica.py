@@ -177,7 +177,7 @@ class Replica:
             for parameter in self.parameters
             if parameter.grad is not None
         ]
-        return sum((float(norm) / self.scale.factor) ** 2 for norm in norms)
+        return sum(((float(norm) / self.scale.factor) ** 2 for norm in norms), 0.0)
 
     @torch.no_grad()
     def clip_by(self, whole_square: float, most_norm: float) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -143,3 +144,54 @@ def test_the_anchors_that_a_starting_process_reads_are_touched_by_no_other_value
     assert vectors.view(Area.IN).eq(5.0).all()
     rooms.has_begun()
     assert not any(vectors.view(area).any() for area in Area)
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+async def test_used_values_are_freed_by_a_thread_and_their_place_is_taken_until_then(
+    vectors: SharedVectors, monkeypatch: pytest.MonkeyPatch, is_offered: bool
+) -> None:
+    rooms, freed, may_free = UnitRooms(vectors, SPANS), list[tuple[Area, int]](), threading.Event()
+    theta_N = rooms.offer(0) if is_offered else rooms.snapshot(0)
+    theta_N.fill_(7.0)
+    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is Area.ASIDE
+    empty = vectors.empty
+
+    def emptied(area: Area, span: tuple[int, int] | None = None) -> None:
+        if threading.get_ident() != own:
+            assert may_free.wait(20.0), "the event loop stands still"
+            freed.append((area, SPANS.index(span or SPANS[0])))
+        empty(area, span)
+
+    own = threading.get_ident()
+    monkeypatch.setattr(vectors, "empty", emptied)
+    with trio.fail_after(20.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rooms.free_used, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert rooms.for_shift(0) is None, "what is written there would be lost"
+            nursery.cancel_scope.cancel()
+            may_free.set()
+    assert freed == ([(Area.ASIDE, 0)] if is_offered else [(Area.ASIDE, 0), (Area.OUT, 0)])
+    assert (rooms.for_shift(0) is None) == is_offered
+    assert float(theta_N.mean()) == (7.0 if is_offered else 0.0)
+
+
+async def test_values_of_an_evaluation_are_freed_by_a_thread(
+    vectors: SharedVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms, freed = UnitRooms(vectors, SPANS), list[int]()
+    areas, places = rooms.for_evaluation()
+    for place in places:
+        place.fill_(7.0)
+    empty, own = vectors.empty, threading.get_ident()
+
+    def emptied(area: Area, span: tuple[int, int] | None = None) -> None:
+        if threading.get_ident() != own:
+            freed.append(SPANS.index(span or SPANS[0]))
+        empty(area, span)
+
+    monkeypatch.setattr(vectors, "empty", emptied)
+    await rooms.free_evaluated(areas)
+    assert freed == [0, 1]
+    assert not vectors.view(Area.OUT).any()
+    assert rooms.for_shift(0) is not None

@@ -272,13 +272,16 @@ class LateTrainer:
 
 
 class LendingTrainer(LateTrainer):
-    """Lends one place for a shift, until the next update was taken."""
+    """Lends one place for a shift, until the next update was taken, as peer/training/unit_rooms.py does."""
 
     def __init__(self, theta_N: torch.Tensor) -> None:
         super().__init__(theta_N)
         self.room_N, self.is_lent = torch.empty_like(theta_N), False
         self.lent = list[bool]()
         """Of each shift, whether it lay in that place."""
+
+        self.takes_one = False
+        """Whether it takes no more than one update when it may go on."""
 
     def shift_room(self) -> torch.Tensor | None:
         is_free, self.is_lent = not self.is_lent, True
@@ -288,6 +291,8 @@ class LendingTrainer(LateTrainer):
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
     ) -> None:
         await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)
+        if self.takes_one:
+            self.goes_on, self.takes_one = trio.Event(), False
         self.lent.append(shift_N.data_ptr() == self.room_N.data_ptr())
         self.room_N.fill_(torch.nan)
         self.is_lent = False
@@ -357,6 +362,25 @@ async def test_commits_make_their_shift_in_the_place_that_the_trainer_lends_and_
             await late.apply(commit)
         await late.assert_there()
         assert late.trainer.lent[1:] == [True, False], "later ones are one shift, and the first lies there"
+
+
+async def test_a_commit_that_comes_while_an_update_beside_the_lent_place_waits_is_not_lost_with_that_place(
+    autojump_clock: Clock,
+) -> None:
+    """The place is free then, but it is freed again once the waiting update was taken."""
+    async with _late(LendingTrainer) as late:
+        assert isinstance(late.trainer, LendingTrainer)
+        made = late.world.commits(4)
+        late.trainer.lent.clear()
+        for commit in made[1:3]:
+            await late.apply(commit)
+        late.trainer.takes_one = True
+        late.trainer.goes_on.set()
+        await trio.sleep(0.1)
+        assert late.trainer.lent == [True], "the other one waits"
+        await late.apply(made[3])
+        await late.assert_there()
+        assert late.trainer.lent == [True, False, False]
 
 
 async def test_commits_that_come_while_an_update_waits_move_the_state_in_place(autojump_clock: Clock) -> None:

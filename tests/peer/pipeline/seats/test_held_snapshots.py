@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import trio
 import trio.testing
 
@@ -9,6 +12,8 @@ from peer.pipeline.seats.held_snapshots import HeldSnapshots
 from peer.pipeline.stage.stage_snapshot import Written
 from protocol.ids import PeerId
 from protocol.pipeline.stage_machine import Point
+
+T = TypeVar("T")
 
 
 async def _nothing() -> bytes:
@@ -49,3 +54,36 @@ def test_what_all_stages_have_newer_and_what_a_lane_went_back_from_is_freed() ->
     assert [list(kept) for kept in (newest.own, newest.copies, newest.copied_to)] == [points[1:]] * 3
     oldest.forget_after(points[1])
     assert [list(kept) for kept in (oldest.own, oldest.copies, oldest.copied_to)] == [points[:2]] * 3
+
+
+class Threads:
+    """In place of threads: what ran there, with what it freed."""
+
+    def __init__(self) -> None:
+        self.freed = list[int]()
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        """As `Offload`."""
+        over = getattr(function, "__self__", [])
+        self.freed += [len(data) for data in over]
+        return function()
+
+
+async def test_what_is_forgotten_is_freed_by_a_thread_since_that_takes_long_for_a_large_snapshot() -> None:
+    snapshots, threads = HeldSnapshots(), Threads()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(snapshots.keep_freeing, threads)
+        for number in range(1, 4):
+            snapshots.own[Point(0, number)] = snapshots.copies[Point(0, number)] = memoryview(bytes(number))
+        snapshots.forget_before(Point(0, 2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert threads.freed == [1, 1]
+        snapshots.forget_after(Point(0, 2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert threads.freed == [1, 1, 3, 3]
+        nursery.cancel_scope.cancel()
+    snapshots.forget_all()
+    await snapshots.free(threads)
+    assert threads.freed == [1, 1, 3, 3, 2, 2]
+    assert not snapshots.own
+    assert not snapshots.copies

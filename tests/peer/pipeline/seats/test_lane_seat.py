@@ -6,7 +6,9 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from averaging.codecs.rows.boundary import HEAD_BYTES, Boundary, encode_boundary
 from averaging.network.memory.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams.interfaces import Stream
 from peer.pipeline.seats.lane_seat import KEEPER_SILENT_S, LaneSeat
-from peer.pipeline.stage.stage_snapshot import Written, decode_snapshot
+from peer.pipeline.stage.stage_snapshot import Written
 from peer.pipeline.stage.stage_trainer import StageSnapshot
 from peer.pipeline.transport.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer
 from peer.pipeline.transport.lane_outbox import (
@@ -38,7 +40,8 @@ from tests.peer.lane_swarm import KEEPER, SHAPE, LaneSwarm, Rounds
 from tests.peer.lane_world import lane_config
 from tests.peer.offloaded_work import OffloadedWork
 from tests.peer.stage_world import MODEL, RUN, STAGES
-from tests.peer.whole_snapshot import encode_snapshot
+from tests.peer.whole_snapshot import decode_snapshot, encode_snapshot
+from tests.virtual import InlineOffload
 
 CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
 SEAT, BEFORE, BESIDE, STRANGER = (PeerId(name) for name in ("seat", "before", "beside", "stranger"))
@@ -356,16 +359,36 @@ async def test_a_snapshot_that_is_still_written_when_the_lane_goes_back_is_neith
         assert not any(isinstance(message, msg.LaneCopied) for message in played.reported)
 
 
+async def test_snapshots_are_checked_and_read_by_threads_when_they_come_and_when_the_lane_ends(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, run = list[str](), InlineOffload.run
+
+    async def told(self: InlineOffload, function: Callable[[], Any], *, cost_s: float = 0.0) -> Any:
+        ran.append(function.func.__name__ if isinstance(function, partial) else "")
+        return await run(self, function, cost_s=cost_s)
+
+    async with _seated() as played:
+        monkeypatch.setattr(InlineOffload, "run", told)
+        data = _zeros_of_the_stage_before(played)
+        assert await played.bring(msg.LaneCopy(0, 0, START, 0, len(data)), data) == ""
+        assert ran.count("check_snapshot") == 1
+        assert await played.say(msg.LaneEnd(0, 0, START, 1, (SEAT, SEAT, BESIDE), "over")) == ""
+        await played.until(lambda: played.world.members[SEAT].seat is None)
+        assert ran.count("theta_of") == 2
+
+
+def _zeros_of_the_stage_before(played: Played) -> bytes:
+    own = next(data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy))
+    own_zeros = decode_snapshot(own, stage_schema(STAGES, 1))
+    return encode_snapshot(replace(own_zeros, theta_N=torch.zeros(stage_schema(STAGES, 0).num_elements)))
+
+
 async def test_the_neighbours_snapshot_is_kept_for_the_member_of_its_stage_alone(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with _seated() as played:
-        schema = stage_schema(STAGES, 0)
-        zeros = decode_snapshot(
-            next(data for _, parcel, data in played.brought if isinstance(parcel, msg.LaneCopy)),
-            stage_schema(STAGES, 1),
-        )
-        data = encode_snapshot(replace(zeros, theta_N=torch.zeros(schema.num_elements)))
+        data = _zeros_of_the_stage_before(played)
         assert await played.bring(msg.LaneCopy(0, 0, START, 0, len(data)), data) == ""
         wanted = msg.LaneFetch(0, 0, START, 0)
         assert await fetch_copy(played.networks[BEFORE], SEAT, wanted, len(data)) == data

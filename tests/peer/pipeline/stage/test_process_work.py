@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from peer.pipeline.stage.stage_channel import StageReply
 from peer.pipeline.stage.stage_process import StageProcess, StageProcessDied, open_stage_process
 from peer.pipeline.stage.stage_snapshot import Written
 from peer.training import training_process
+from peer.training.plan.layout import World
 from peer.training.replica.bridge import Bridge
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.schedule import Pass
@@ -127,6 +128,37 @@ async def test_a_process_that_dies_while_a_snapshot_is_written_has_lost_that_one
             await written()
         await work.restore(before)
         assert await (await work.snapshot())() == before
+
+
+async def test_a_lane_that_goes_back_while_other_cards_take_the_stage_over_continues_on_them_from_its_snapshot(
+    tmp_path: Path, writer: Writer
+) -> None:
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        work = await _seat(process, tmp_path)
+        before = await (await work.snapshot())()
+        await work.adopt(torch.ones_like(anchor(stage_plan(tmp_path, 0))))
+        process.regroup(World(devices=("cpu",)), now=False)
+        await work.theta()
+        with trio.fail_after(ENDS_WITHIN_S):
+            await work.restore(before)
+        assert process.restarts == 1
+        assert await (await work.snapshot())() == before
+        assert await work.run_pass(0, START, Pass(0, False))
+
+
+async def test_a_seat_waits_for_processes_on_other_cards_also_if_the_system_cannot_start_them_at_once(
+    tmp_path: Path, writer: Writer
+) -> None:
+    starts = cast("Starts", training_process.start_worker)
+    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
+        work = await _seat(process, tmp_path)
+        starts.refusals = 1
+        process.regroup(World(devices=("cpu",)), now=False)
+        theta_N = await work.theta()
+        with trio.fail_after(ENDS_WITHIN_S):
+            await work.adopt(theta_N)
+        assert starts.refusals == 0
+        assert torch.equal(await work.theta(), theta_N)
 
 
 async def test_a_snapshot_that_cannot_be_written_is_lost_with_the_reason(tmp_path: Path, writer: Writer) -> None:

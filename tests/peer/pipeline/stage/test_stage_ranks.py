@@ -17,7 +17,6 @@ from peer.pipeline.stage.lane_compute import ComputeContext, LaneWork, Targets
 from peer.pipeline.stage.snapshot_room import rooms_bytes
 from peer.pipeline.stage.stage_channel import StagePlan
 from peer.pipeline.stage.stage_ranks import RanksApart, StageRanks, alone_on_stage
-from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.pipeline.stage.stage_worker import StageWorker
 from peer.training.plan.card_plan import CardPlan
 from peer.training.plan.layout import Mesh
@@ -28,14 +27,14 @@ from protocol.errors import LocalProtocolError
 from protocol.tensors.stage_schema import stage_schema
 from tests.peer.compute_world import START, TOOLS
 from tests.peer.training.ranks.rank_processes import run_ranks
-from tests.peer.worker_world import PIPELINE, Asker, anchor, forward, one_step, stage_plan, stage_worker
+from tests.peer.whole_snapshot import decode_snapshot
+from tests.peer.worker_world import PIPELINE, Asker, anchor, forward, one_step, opened, stage_plan, stage_worker
 
 TWO = Mesh(copies=2)
 IN_ROWS = Mesh(shard=2)
 STEPS = 2
 T = TypeVar("T")
 Found = dict[str, torch.Tensor]
-
 
 # --- two real processes ---
 
@@ -108,7 +107,7 @@ def _followed(plan: StagePlan, group: RankGroup, memory: Path) -> torch.Tensor:
     """The parameters of a card beside the first one, at the end."""
     daemon, channel = socket.socketpair()
     schema = stage_schema(plan.stages, plan.stage)
-    with daemon, channel, memory.open("a+b") as file:
+    with daemon, channel, opened(memory) as file:
         file.truncate(mapping_bytes(schema.num_elements) + rooms_bytes(schema))
         worker = StageWorker(channel, plan, file.fileno(), group)
         worker.run()

@@ -10,14 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from peer.pipeline.stage.stage_snapshot import decode_snapshot, layout_of, most_snapshot_bytes, read_layout
+from peer.pipeline.stage import stage_snapshot
+from peer.pipeline.stage.stage_snapshot import check_snapshot, layout_of, most_snapshot_bytes, read_layout, theta_of
 from peer.pipeline.stage.stage_trainer import StageSnapshot, StageTrainer
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.run.training_sections import InnerSection
 from protocol.tensors.stage_schema import stage_schema
 from tests.peer.lane_world import INNER
 from tests.peer.stage_world import MODEL, STAGES, micro_batch, stage_model
-from tests.peer.whole_snapshot import encode_snapshot, in_memory, restore, snapshot_of
+from tests.peer.whole_snapshot import decode_snapshot, encode_snapshot, in_memory, restore, snapshot_of
 
 MUON = InnerSection(learning_rate=0.01, batch_tokens=16, optimizer="muon")
 SCHEMA = stage_schema(STAGES, 1)
@@ -60,29 +61,71 @@ def test_a_snapshot_before_the_first_step_has_no_moments() -> None:
     assert decoded.moments == ()
 
 
+def test_the_parameters_of_a_snapshot_are_read_in_pieces_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_snapshot, "_PIECE_BYTES", 64)
+    for snapshot in (snapshot_of(_trainer()), _of_many_types()):
+        data = encode_snapshot(snapshot)
+        check_snapshot(data, SCHEMA)
+        theta_N = theta_of(data, SCHEMA)
+        assert theta_N.dtype == snapshot.theta_N.dtype
+        assert torch.equal(theta_N, snapshot.theta_N)
+
+
+def test_a_check_takes_memory_for_a_piece_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, most_bytes = encode_snapshot(snapshot_of(_trainer())), [0]
+    frombuffer = torch.frombuffer
+
+    def counted(room: bytearray, *, dtype: torch.dtype) -> torch.Tensor:
+        most_bytes.append(len(room))
+        return frombuffer(room, dtype=dtype)
+
+    monkeypatch.setattr(stage_snapshot, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(torch, "frombuffer", counted)
+    check_snapshot(data, SCHEMA)
+    assert max(most_bytes) == 64
+
+
 def test_a_snapshot_of_another_stage_is_refused() -> None:
     data = encode_snapshot(snapshot_of(_trainer()))
-    with pytest.raises(RemoteProtocolError, match="values"):
-        decode_snapshot(data, stage_schema(STAGES, 0))
+    for read in (check_snapshot, theta_of):
+        with pytest.raises(RemoteProtocolError, match="values"):
+            read(data, stage_schema(STAGES, 0))
 
 
-def test_values_that_are_not_finite_or_no_floats_are_refused() -> None:
+@pytest.mark.parametrize("place", [0, 3, -1])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_refused(place: int, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_snapshot, "_PIECE_BYTES", 64)
     snapshot = snapshot_of(_trainer())
-    theta_N = snapshot.theta_N.clone()
-    theta_N[3] = torch.nan
-    with pytest.raises(RemoteProtocolError, match="not finite"):
-        decode_snapshot(encode_snapshot(replace(snapshot, theta_N=theta_N)), SCHEMA)
-    with pytest.raises(RemoteProtocolError, match="not finite"):
-        decode_snapshot(
-            encode_snapshot(replace(snapshot, theta_N=torch.zeros(theta_N.shape, dtype=torch.int64))), SCHEMA
-        )
+    tensors = (snapshot.theta_N, *(moment for moment in snapshot.moments if moment.dim()))
+    for tensor in (tensors[0], tensors[-1]):
+        before = tensor.view(-1)[place].clone()
+        tensor.view(-1)[place] = value
+        with pytest.raises(RemoteProtocolError, match="not finite"):
+            check_snapshot(encode_snapshot(snapshot), SCHEMA)
+        tensor.view(-1)[place] = before
+    check_snapshot(encode_snapshot(snapshot), SCHEMA)
+
+
+def test_values_that_are_no_floats_are_refused() -> None:
+    snapshot = snapshot_of(_trainer())
+    whole = replace(snapshot, theta_N=torch.zeros(snapshot.theta_N.shape, dtype=torch.int64))
+    with pytest.raises(RemoteProtocolError, match="floats"):
+        check_snapshot(encode_snapshot(whole), SCHEMA)
 
 
 def test_damaged_bytes_and_other_names_are_refused() -> None:
     data = encode_snapshot(snapshot_of(_trainer()))
-    for wrong in (b"", data[:100], data[:-8], b"\xff" * 64, save({"other": torch.zeros(3)})):
+    for wrong in (b"", data[:100], data[:-8], data + b"more", b"\xff" * 64, save({"other": torch.zeros(3)})):
         with pytest.raises(RemoteProtocolError):
-            decode_snapshot(bytes(wrong), SCHEMA)
+            check_snapshot(bytes(wrong), SCHEMA)
+
+
+@pytest.mark.parametrize("num_bytes", [4 * SCHEMA.num_elements, 8 * SCHEMA.num_elements])
+def test_tensors_that_share_bytes_are_refused(num_bytes: int) -> None:
+    head = {"theta": _THETA, "moment.0": _THETA}
+    with pytest.raises(RemoteProtocolError, match="without gaps"):
+        read_layout(_with_head(head, num_bytes), SCHEMA)
 
 
 @pytest.mark.parametrize("inner", [INNER, MUON])

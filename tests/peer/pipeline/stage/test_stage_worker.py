@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.pipeline.stage.stage_snapshot import decode_snapshot
 from peer.pipeline.stage.stage_worker import is_stage_plan
 from peer.training.worker_channel import Area
 from protocol.tensors.stage_schema import stage_schema
+from tests.peer.whole_snapshot import decode_snapshot
 from tests.peer.worker_world import PIPELINE, STEP_TOKENS, Asker, anchor, one_step, stage_plan, stage_worker
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,13 +20,15 @@ from peer.pipeline.transport.lane_outbox import (
     Outbox,
     answer,
     fetch_copy,
+    give,
     receive_bytes,
     receive_in_time,
+    receive_memory,
     send_parcel,
 )
 from protocol.errors import CallTimeout, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
-from protocol.pipeline.messages.lane_messages import LaneCopy, LaneFetch, LanePassed
+from protocol.pipeline.messages.lane_messages import LaneCopy, LaneFetch, LaneGift, LanePassed
 from protocol.pipeline.messages.lane_wire import decode_parcel
 from protocol.pipeline.stage_machine import Point
 
@@ -214,3 +217,21 @@ async def test_a_snapshot_is_asked_for_again_when_a_stream_breaks(autojump_clock
         donor.serve_streams(PARCEL_CHANNEL, serve)
         network = ends.swarm.start(PeerId("asker"))
         assert await fetch_copy(network, PeerId("donor"), LaneFetch(0, 0, AT, 1), len(LONG), tries=2) == LONG
+
+
+async def test_a_snapshot_is_received_into_memory_that_is_read_without_a_copy(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _ends() as ends:
+        found = list[memoryview]()
+
+        async def take(sender: PeerId, stream: Stream) -> None:
+            await receive_in_time(stream)
+            found.append(await receive_memory(stream, len(LONG)))
+            await answer(stream)
+
+        ends.swarm.start(PeerId("taker")).serve_streams(PARCEL_CHANNEL, take)
+        copy = LaneGift(0, AT, 1, 1, len(LONG))
+        assert await give(ends.swarm.start(PeerId("giver")), PeerId("taker"), copy, LONG) == ""
+        assert found == [LONG]
+        assert isinstance(found[0].obj, mmap.mmap)
