@@ -67,6 +67,8 @@ class AuditTurns:
         self._kept: dict[int, TrainerState] = {}
         self._work: RedoneWork | None = None
         self._taken: tuple[int, ClaimedSteps] | None = None
+        self._audited: int | None = None
+        self._half_done: int | None = None
 
     def keep_next(self) -> Redone:
         """Keep the state with which the steps after the next load or shift begin."""
@@ -136,15 +138,14 @@ class AuditTurns:
 
     def _forget_all_but(self, most: int) -> None:
         """Keep that of a running audit, which needs it to its end, and the newest."""
-        audited = self._taken[0] if self._taken is not None else None
-        for tokens in sorted(self._kept, key=lambda tokens: (tokens == audited, tokens))[:-most]:
+        for tokens in sorted(self._kept, key=lambda tokens: (tokens == self._audited, tokens))[:-most]:
             del self._kept[tokens]
 
     def forget(self) -> None:
         """Free everything."""
         self._is_due, self._snapshot = False, None
         self._kept.clear()
-        self._work = self._taken = None
+        self._work = self._taken = self._audited = self._half_done = None
 
     def redo(self, order: RedoOrder) -> Redone:
         """Take some of another peer's steps. The trainer then goes on where it was."""
@@ -164,9 +165,16 @@ class AuditTurns:
                 return Redone(problem=self._why_none)
             self._work = None  # its memory goes before there is more
             self._work, self._taken = RedoneWork(self._trainer, steps, begun), (order.schedule_tokens, steps)
+            self._audited = order.schedule_tokens
         if not self._work.advance(order.turn_steps):
             return Redone(num_left=self._work.num_left)
         delta_N = self._work.delta()
         self._work = self._taken = None
+        self._end_half()
         asked = torch.cat([delta_N[begin:stop] for begin, stop in order.spans])
         return Redone(delta=asked.numpy().tobytes())
+
+    def _end_half(self) -> None:
+        """An audit redoes work twice, the contributor's and a control's, from one beginning. It needs that between both, too."""
+        is_over = self._half_done == self._audited
+        self._half_done = self._audited = None if is_over else self._audited

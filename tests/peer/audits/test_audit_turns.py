@@ -173,6 +173,23 @@ def test_rounds_that_begin_amid_an_audit_cost_no_more_copies_than_promised_and_t
     assert max(most) == MOST_COPIES
 
 
+def test_rounds_that_begin_between_the_redone_work_and_its_control_leave_the_audit_its_beginning(
+    world: World, turns: AuditTurns
+) -> None:
+    turns.keep_next()
+    turns.note_load()
+    order = _order(world)
+    assert turns.redo(order).num_left == 0
+    for number in range(1, MOST_KEPT + 1):
+        turns.keep_next()
+        _shift(world, turns, 1, tokens=number * TOKENS)
+    control = order.model_copy(update={"peer": "control"})
+    assert not turns.redo(control).problem
+    turns.keep_next()
+    _shift(world, turns, 1, tokens=(MOST_KEPT + 1) * TOKENS)
+    assert turns.redo(order).problem == NOT_KEPT, "the audit is over, and gives up its memory"
+
+
 def test_of_a_round_whose_steps_were_largely_taken_before_its_base_was_adopted_nothing_is_kept(
     world: World, turns: AuditTurns
 ) -> None:
