@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 ASKED_WITHIN_S: Final = 5.0
-"""A connection on which no whole request has come for so many seconds, its first one included, is closed. So connections that say
-nothing, or a little at a time, hold no place for long.
+"""A connection on which no request's headers have come for so many seconds, those of its first one included, is closed. So connections
+that say nothing, or a little at a time, hold no place for long.
 """
 
 

@@ -18,8 +18,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protocol.host.work_rules import PASS_SHARE, fit_of
+from protocol.host.work_rules import LEAST_LENGTH, PASS_SHARE, fit_of
 from protocol.ids import CommitId, PeerId
+
+FEWEST_OF_ONE: Final = 2
+"""An auditor with fewer verdicts about keepers and members has no voice in the usual fit: one verdict may err."""
 
 FEWEST_FITS: Final = 8
 """With fewer verdicts about keepers and members no fit is usual yet, and nothing passes or fails."""
@@ -36,6 +39,9 @@ FAILS: Final = 2
 
 REMEMBERED: Final = 10
 """A peer's newest verdicts, among which its fails count: one bad round in many is an accident."""
+
+VOICE_S: Final = 30 * 86_400.0
+"""An auditor whose newest verdict on a peer is so much older than the newest of all says nothing of whether it tells its steps now."""
 
 ASIDE_S: Final = 86_400.0
 """A peer that was put aside gets no new credential for a day."""
@@ -112,15 +118,18 @@ class _Counting:
     by_auditor: dict[PeerId, list[bool]] = field(default_factory=dict)
     """Whether steps were told, in the newest verdicts of each auditor."""
 
+    heard_unix_s: dict[PeerId, float] = field(default_factory=dict)
+    """When each auditor's newest verdict came."""
+
     num_aside: int = 0
     until_unix_s: float = 0.0
 
     def add(self, verdict: KnownVerdict, usual: float | None) -> None:
         if usual is None or verdict.is_untold:
-            self._remember(verdict.auditor, None if verdict.is_untold else True)
+            self._remember(verdict, None if verdict.is_untold else True)
             return
         is_pass = passes(verdict, usual)
-        self._remember(verdict.auditor, is_pass)
+        self._remember(verdict, is_pass)
         if is_pass:
             self.passes += 1
             self.auditors.add(verdict.auditor)
@@ -131,7 +140,9 @@ class _Counting:
             self.num_aside += 1
             self.until_unix_s = verdict.unix_s + ASIDE_S
 
-    def _remember(self, auditor: PeerId, passed: bool | None) -> None:
+    def _remember(self, verdict: KnownVerdict, passed: bool | None) -> None:
+        auditor = verdict.auditor
+        self.heard_unix_s[auditor] = verdict.unix_s
         self.newest = [*self.newest, (auditor, passed)][-REMEMBERED:]
         self.by_auditor[auditor] = [*self.by_auditor.get(auditor, []), passed is not None][-REMEMBERED:]
 
@@ -140,8 +151,10 @@ class _Counting:
 
     def outcome(self) -> AuditedWork:
         num_untold, num_fails = len(self._said(None)), len(self._said(False))
-        num_silent = sum(2 * sum(told) < len(told) for told in self.by_auditor.values())
-        tells_nothing = num_silent >= FAILS and 2 * num_silent > len(self.by_auditor)
+        since_unix_s = max(self.heard_unix_s.values(), default=0.0) - VOICE_S
+        voices = [told for auditor, told in self.by_auditor.items() if self.heard_unix_s[auditor] >= since_unix_s]
+        num_silent = sum(2 * sum(told) < len(told) for told in voices)
+        tells_nothing = num_silent >= FAILS and 2 * num_silent > len(voices)
         found = AuditedWork(self.passes, frozenset(self.auditors), num_fails, self.num_aside, self.until_unix_s)
         return replace(found, num_untold=num_untold, tells_nothing=tells_nothing)
 
@@ -159,13 +172,16 @@ def usual_fit(verdicts: Iterable[KnownVerdict], trusted: Collection[PeerId]) -> 
             fits.setdefault(verdict.auditor, []).append(verdict.fit)
     if sum(map(len, fits.values())) < FEWEST_FITS:
         return None
-    found = statistics.median_low([statistics.median(each) for each in fits.values()])
+    voices = [statistics.median(each) for each in fits.values() if len(each) >= FEWEST_OF_ONE]
+    if not voices:
+        return None
+    found = statistics.median_low(voices)
     return found if found >= LEAST_USUAL_FIT else None
 
 
 def passes(verdict: KnownVerdict, usual: float) -> bool:
     """Whether work passes, by the run's usual fit, which is above 0."""
-    return verdict.fit > PASS_SHARE * usual
+    return verdict.fit > PASS_SHARE * usual and verdict.length_ratio >= LEAST_LENGTH
 
 
 def audited_work(verdicts: Sequence[KnownVerdict], usual: float | None) -> AuditedWork:

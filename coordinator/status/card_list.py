@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+import trio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from averaging.host.http import ASKED_WITHIN_S
 from averaging.host.web_files import SAFE_HEADERS, AsciiJson
 from averaging.open_runs.card_lists import MOST_CARDS
 from coordinator.policy.door import address_prefix
@@ -71,11 +73,14 @@ class CardList:
 
     async def _take(self, request: Request) -> Response:
         body = bytearray()
-        async with aclosing(request.stream()) as parts:
-            async for part in parts:
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    return _refused("a card that is too long", 413)
+        with trio.move_on_after(ASKED_WITHIN_S) as reading:
+            async with aclosing(request.stream()) as parts:
+                async for part in parts:
+                    body += part
+                    if len(body) > MAX_BODY_BYTES:
+                        return _refused("a card that is too long", 413)
+        if reading.cancelled_caught:
+            return _refused("a card that came too slowly", 408)
         try:
             values = json.loads(bytes(body))
             raw = base64.b64decode(str(values["card"]), validate=True)

@@ -43,7 +43,7 @@ async def watch_own_work(service: RoundService, me: PeerId, given: GivenToRun) -
     while True:
         newest, before = service.chain.offered.newest, given.untellable
         given.untellable = why_untellable(newest.num_steps) if newest is not None and newest.tokens else ""
-        if given.untellable and not before and standing_of(service.state, me) is not PeerStanding.KEEPER:
+        if given.untellable and not before and standing_of(service.state, me) is PeerStanding.STRANGER:
             log.warning("no_member_by_work", reason=given.untellable, remedy=BY_INVITE)
         await next_link(service, service.state.link)
 

@@ -19,6 +19,7 @@ import torch
 import trio
 
 from averaging.rounds.audit.work_fetch import ShownWork
+from averaging.rounds.lineage.past.offered_work import MOST_STEPS_KNOWN
 from averaging.rounds.unit_service import RoundService
 from peer.audits.work_audit_core import (
     Draw,
@@ -62,9 +63,12 @@ SEND_WITHIN_S: Final = 300.0
 SEND_EVERY_S: Final = 3.0
 """A verdict is sent to a host that is away for so long, and so often."""
 
-ASKED_AGAIN_FOR_S: Final = 3600.0
+ASKED_AGAIN_FOR_S: Final = AUDIT_WITHIN_S
 ASKED_EVERY_S: Final = 10.0
 """A contributor that tells no steps is asked again for so long, and so often: it may be starting again, or its line be down."""
+
+ASKED_FOR_ROUNDS: Final = MOST_STEPS_KNOWN // 2
+"""It is asked for so many rounds at most, since it forgets its steps after some more."""
 
 LOOK_EVERY_S: Final = 1.0
 """Between two looks at whether the owner allows training again."""
@@ -212,21 +216,32 @@ class WorkAuditing:
     ) -> tuple[ShownWork, StepsTaken | None, bool]:
         """The shown work of a contributor, its steps, and whether it stayed here: one that goes away after a round hides nothing.
 
-        One that tells no steps is asked again until a later commit counts it, and once more.
+        One that tells no steps is asked again until a later commit counts it, and once more. The kept states are freed where no audit
+        can follow, and in a long pause.
         """
         if not chunks or not claimed_steps(entry, self.tools.batch_tokens):
             return ShownWork(None, {}), None, True
         work = await service.work.fetch(record, entry, chunks)
         if work.steps is not None:
             return work, work.steps, True
+        allowed_s = trio.current_time()
         with trio.move_on_after(ASKED_AGAIN_FOR_S):
-            while True:
+            while service.state.link.index <= record.index + ASKED_FOR_ROUNDS:
                 await trio.sleep(ASKED_EVERY_S)
+                allowed_s = trio.current_time() if self.tools.may_compute() else allowed_s
+                if not work.chunks or trio.current_time() - allowed_s > PAUSED_FOR_S:
+                    await self._forget()
                 is_counted = _is_counted_after(service, record.index, entry.peer)
                 steps = await service.work.steps(record, entry)
                 if steps is not None or is_counted:
                     return work, steps, True
         return work, None, False
+
+    async def _forget(self) -> None:
+        """Free all kept states; a later order to redo work from one says that it is not there."""
+        if self._asked:
+            self._asked.clear()
+            await self._order(Command(op="audit_forget"))
 
     def _drawn_entry(self, record: CommitRecord) -> Contributor | None:
         """The drawn contributor to a round in which this peer took enough steps itself; None where the drawn one took too few."""
@@ -284,8 +299,7 @@ class WorkAuditing:
             self.tools.doing(_progress(drawn, num_left, is_control=is_control))
             if not await self._is_allowed():
                 log.info("audit_given_up", reason="training is paused")
-                self._asked.clear()
-                await self._order(Command(op="audit_forget"))
+                await self._forget()
                 return None
             order = RedoOrder(
                 schedule_tokens=drawn.base_tokens,
@@ -296,7 +310,8 @@ class WorkAuditing:
                 spans=tuple(spans),
             )
             redone = await self._order(Command(op="audit_redo", redo=order))
-            if redone is None:
+            if redone is None:  # an order that came too late leaves a half-done audit there
+                await self._forget()
                 return None
             num_left = redone.num_left
             self.budget = self.budget.after(redone.took_s * self.tools.slowdown(), trio.current_time())

@@ -41,6 +41,7 @@ from protocol.host.reports import (
     ReportReply,
     UnitBytes,
     UnitStanding,
+    bounded_nats,
     cut_certificates,
 )
 from protocol.ids import CommitId, PeerId, UnitName
@@ -474,6 +475,10 @@ async def _evaluate(
 
 
 def _result(link: ChainLink, losses: HeldoutLosses, experts: tuple[int, ...]) -> HeldoutResult:
-    nats = math.fsum(losses.nats) / len(losses.nats)
-    of_experts = tuple(zip(experts, losses.nats, strict=True)) if experts else ()
-    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, losses.prose_nats, of_experts)
+    measured = [bounded_nats(each) for each in losses.nats]
+    prose_nats = None if losses.prose_nats is None else bounded_nats(losses.prose_nats)
+    nats, of_experts = (
+        math.fsum(measured) / len(measured),
+        tuple(zip(experts, measured, strict=True)) if experts else (),
+    )
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, of_experts)

@@ -10,6 +10,7 @@ from protocol.estimates.unit_disk import disk_phrase
 from protocol.grids import JOULES_PER_KWH, carbon_kg
 from protocol.host.work_rules import BY_INVITE
 from protocol.identity.chosen_name import called
+from protocol.identity.standing import PeerStanding
 from protocol.tables import bits, done_percent, duration, in_bytes, printable, several, whole
 
 RUN_IS_COMPLETE: Final = "the run is complete"
@@ -314,7 +315,8 @@ def _last_round(status: PeerStatus) -> str:
 def _standing(status: PeerStatus) -> str:
     """The standing of a peer that came by the open door, and why its work makes no member of it."""
     words = _STANDINGS.get(status.standing, "")
-    return f"{words}, but not here: {status.untellable}; {BY_INVITE}" if words and status.untellable else words
+    stays = status.standing == PeerStanding.STRANGER.word and status.untellable
+    return f"{words}, but not here: {status.untellable}; {BY_INVITE}" if stays else words
 
 
 def _audit_rows(status: PeerStatus) -> list[tuple[str, str]]:

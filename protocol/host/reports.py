@@ -62,6 +62,13 @@ MAX_UNITS: Final = 1024
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
 _MAX_COUNT: Final = 1 << 60
+WORST_NATS: Final = 999_999.0
+"""Nats a byte: a held-out loss above it, or one that is no number, is told as this. A spoiled model has to be measured, too."""
+
+
+def bounded_nats(nats: float) -> float:
+    """A measured loss as a report tells it."""
+    return min(nats, WORST_NATS) if math.isfinite(nats) else WORST_NATS
 
 
 def _require_report_digest(value: bytes) -> None:

@@ -18,8 +18,13 @@ LEAST_STEPS: Final = 16
 MOST_STEPS: Final = 4096
 """A contribution of more local steps is not done again: it would take an auditor's machine for too long."""
 
-PASS_SHARE: Final = 0.6
-"""Work passes if its fit is above this share of the usual one (tests/benchmarks/LOG.md, "Work done again on text read once")."""
+PASS_SHARE: Final = 0.5
+"""Work passes if its fit is above this share of the usual one (tests/benchmarks/LOG.md, "Work done again on text read once"). Peers
+with many steps before the adoption fit less, and are held to the same usual fit as those with few.
+"""
+
+LEAST_LENGTH: Final = 0.55
+"""A contribution shorter than this part of the redone delta was made in fewer steps than it claims. As `PASS_SHARE` by measurement."""
 
 WHOLE_LENGTH: Final = 1.0
 """Length of a contribution, in lengths of the redone delta, from which its gap counts whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,10 +119,14 @@ def _started(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[bytes],
     said = folder / "said"
     told = {"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(folder / "tmp"), "SAID": str(said), "EXIT": code}
     line = ["sh", "-c", script.replace("/invite/invite", str(folder / "invite"))]
-    with subprocess.Popen(line, env=told, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(line, env=told, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"begun\n"
-        yield process, said
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            yield process, said
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [0, 6, 75])

@@ -122,16 +122,23 @@ class ProcessWork:
         await self._process.ask("adopt", {"schedule_tokens": schedule_tokens}, vector_N=anchor_N)
 
     async def _continue_on_others(self, op: StageOp) -> None:
-        snapshot, self._left = self._left, b""
+        """Go on from what is left. A seat that is cancelled here continues by `restore`, once its lane goes back: it stays then."""
+        is_cut = False
         try:
             with trio.fail_after(ANSWER_WITHIN_S):
                 await self._process.until_begun()
             await self.open()
-            await self.restore(snapshot)
+            self._require_same_life(op)
+            await self._process.snapshots.restore(self._left)
+        except trio.Cancelled:
+            is_cut = True
+            raise
         except trio.TooSlowError as error:
             raise process_died(op) from error
         finally:
-            self._is_whole.set()
+            if not is_cut:
+                self._left = b""
+                self._is_whole.set()
 
     async def _ask(
         self, op: StageOp, fields: Mapping[str, object] = NO_FIELDS, *, blob: bytes = b""

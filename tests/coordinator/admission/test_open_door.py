@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from protocol.identity.credential import (
     open_request,
 )
 from protocol.identity.identity import Identity
-from protocol.identity.puzzle import Challenge, find_answer, read_challenge
+from protocol.identity.puzzle import Challenge, find_answer, is_answer, read_challenge
 from protocol.identity.standing import PeerStanding
 from protocol.ids import PROTOCOL_VERSION, CommitId, PeerId, Root
 from protocol.pb import coordinator_pb2 as pb
@@ -136,10 +137,12 @@ async def test_the_answer_of_another_key_a_wrong_one_and_one_given_before_are_re
     async with _host(tmp_path, TOML.replace("puzzle_bits = 2", "puzzle_bits = 5")) as host:
         challenge = await _challenge(host, one)
         answer = _answer(host, one, challenge)
+        # one number in 32 answers, so the next one may
+        wrong = next(n for n in count(answer + 1) if not is_answer(challenge, host.run_id, one.public_key, n))
         with pytest.raises(RefusedError, match="did not make for this peer"):
             await _enter(host, other, challenge, answer)
         with pytest.raises(RefusedError, match="wrong answer"):
-            await _enter(host, one, challenge, answer + 1 << 32)
+            await _enter(host, one, challenge, wrong)
         await trio.sleep(PREFIX_PAUSE_S)
         with pytest.raises(RefusedError, match="answered before"):
             await _enter(host, one, challenge, answer)

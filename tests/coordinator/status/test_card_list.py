@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
+import trio.testing
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import Message
 
-from averaging.host.http import bind_http, serve_http
+from averaging.host.http import ASKED_WITHIN_S, bind_http, serve_http
 from averaging.open_runs.card_lists import CARDS_PATH, MOST_CARDS, get_cards, post_card
 from coordinator.status.card_list import MAX_BODY_BYTES, MOST_OF_PREFIX, CardBook, CardList
 from protocol.host.run_card import CARD_LIFE_S, SignedCard, open_card, seal_card
@@ -107,3 +110,16 @@ def test_one_owner_cannot_fill_the_list_and_nobody_makes_it_grow_for_ever() -> N
     assert book.with_card(_card(hosts[0], NOW + 1), "prefix 0", NOW + 1) is not None
     assert known in book.by_host
     assert book.at(NOW + CARD_LIFE_S).by_host == {}
+
+
+async def test_a_card_whose_bytes_do_not_come_is_refused_and_holds_no_place(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def never() -> Message:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "headers": [], "path": CARDS_PATH, "query_string": b"", "client": None}
+    reply = await CardList(lambda: NOW).answer(Request(scope, never))
+    assert reply.status_code == 408
+    assert trio.current_time() <= 2 * ASKED_WITHIN_S

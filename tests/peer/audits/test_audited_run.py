@@ -50,7 +50,7 @@ def test_several_cards_or_islands_of_one_peer_audit_nobody() -> None:
     ("num_steps", "words"), [(0, "several replicas"), (MOST_STEPS + 1, f"at most {MOST_STEPS}"), (MOST_STEPS, "")]
 )
 @pytest.mark.parametrize("standing", list(PeerStanding))
-async def test_a_peer_whose_work_nobody_can_do_again_notes_it_and_says_it_once_unless_it_came_by_invite(
+async def test_a_peer_whose_work_nobody_can_do_again_notes_it_and_says_it_once_if_it_is_a_stranger(
     num_steps: int, words: str, standing: PeerStanding, autojump_clock: trio.testing.MockClock
 ) -> None:
     me, given = PeerId("me"), GivenToRun()
@@ -70,5 +70,5 @@ async def test_a_peer_whose_work_nobody_can_do_again_notes_it_and_says_it_once_u
             nursery.cancel_scope.cancel()
     assert words in given.untellable
     assert bool(words) == bool(given.untellable)
-    is_said = bool(words) and standing is not PeerStanding.KEEPER
+    is_said = bool(words) and standing is PeerStanding.STRANGER
     assert [each["event"] for each in logs] == ["no_member_by_work"] * is_said

@@ -15,12 +15,14 @@ from protocol.host.reports import (
     MAX_CERTIFICATE_BYTES,
     MAX_CERTIFICATES,
     MAX_JOULES,
+    WORST_NATS,
     EnergySpent,
     HeldoutResult,
     OwnCounts,
     PeerReport,
     UnitBytes,
     UnitStanding,
+    bounded_nats,
     cut_certificates,
 )
 from protocol.ids import CommitId, Root, UnitName
@@ -100,3 +102,11 @@ def test_certificates_are_cut_to_one_report() -> None:
     assert cut_certificates([half, half, b"x"]) == (half, half)
     assert len(cut_certificates([b"x"] * 1000)) == MAX_CERTIFICATES
     assert cut_certificates([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("nats", "told"),
+    [(2.5, 2.5), (1e6, WORST_NATS), (1e300, WORST_NATS), (math.inf, WORST_NATS), (math.nan, WORST_NATS)],
+)
+def test_the_loss_of_a_spoiled_model_is_told_as_the_worst_that_a_report_takes(nats: float, told: float) -> None:
+    assert HeldoutResult(CommitId(bytes(32)), 1, 1, bounded_nats(nats)).nats == told

@@ -16,7 +16,7 @@ from averaging.state.log_entries import LoggedContribution, LoggedRounds
 from protocol.ids import CommitId, Root
 from protocol.rounds.messages.requests import StepsTaken
 
-MOST_STEPS_KNOWN: Final = 4
+MOST_STEPS_KNOWN: Final = 16
 """Own contributions whose steps are told: the newest, and those of a few rounds before."""
 
 
