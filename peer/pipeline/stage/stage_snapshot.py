@@ -201,11 +201,12 @@ def theta_of(data: SnapshotBytes, schema: TensorSchema) -> torch.Tensor:
     """The parameters in a snapshot, (N,), a copy on the CPU in their own type.
 
     Raises:
-        RemoteProtocolError: not a snapshot, or a snapshot of another stage.
+        RemoteProtocolError: not a snapshot, a snapshot of another stage, or parameters that are not finite.
     """
     place, num_copied = read_layout(data, schema).places[0], 0
     theta_N = torch.empty(place.shape, dtype=place.dtype)
     for values in _pieces(data, place):
+        require_finite(is_finite(values))
         theta_N[num_copied : num_copied + len(values)] = values
         num_copied += len(values)
     return theta_N

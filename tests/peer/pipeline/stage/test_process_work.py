@@ -131,38 +131,24 @@ async def test_a_process_that_dies_while_a_snapshot_is_written_has_lost_that_one
         assert await (await work.snapshot())() == before
 
 
-async def test_a_lane_that_goes_back_while_other_cards_take_the_stage_over_continues_on_them_from_its_snapshot(
-    tmp_path: Path, writer: Writer
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_lane_that_goes_back_before_or_amid_the_commit_while_other_cards_take_the_stage_over_continues_on_them(
+    tmp_path: Path, writer: Writer, is_committed: bool
 ) -> None:
     async with open_stage_process(stage_plan(tmp_path, 0)) as process:
         work = await _seat(process, tmp_path)
-        before = await (await work.snapshot())()
-        await work.adopt(torch.ones_like(anchor(stage_plan(tmp_path, 0))))
-        process.regroup(World(devices=("cpu",)), now=False)
-        await work.theta()
-        with trio.fail_after(ENDS_WITHIN_S):
-            await work.restore(before)
-        assert process.restarts == 1
-        assert await (await work.snapshot())() == before
-        assert await work.run_pass(0, START, Pass(0, False))
-
-
-async def test_a_lane_that_goes_back_amid_the_commit_that_waits_for_other_cards_continues_on_them_from_its_snapshot(
-    tmp_path: Path, writer: Writer
-) -> None:
-    async with open_stage_process(stage_plan(tmp_path, 0)) as process:
-        work = await _seat(process, tmp_path)
-        before = await (await work.snapshot())()
-        anchor_N = torch.ones_like(anchor(stage_plan(tmp_path, 0)))
+        before, anchor_N = await (await work.snapshot())(), torch.ones_like(anchor(stage_plan(tmp_path, 0)))
         await work.adopt(anchor_N)
         process.regroup(World(devices=("cpu",)), now=False)
         await work.theta()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(work.adopt, anchor_N)
-            await trio.testing.wait_all_tasks_blocked()
+            if is_committed:
+                nursery.start_soon(work.adopt, anchor_N)
+                await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         with trio.fail_after(ENDS_WITHIN_S):
             await work.restore(before)
+        assert process.restarts == 1
         assert await (await work.snapshot())() == before
         assert await work.run_pass(0, START, Pass(0, False))
 
