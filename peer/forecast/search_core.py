@@ -153,7 +153,7 @@ def within_days(days: float, run: RunConfig, crew: Sequence[Group], conditions: 
     """A training of this run's model over so many days.
 
     Raises:
-        ConfigError: no peer can train it, or they finish no step of it within that time.
+        ConfigError: no peer can train it, they finish no step of it within that time, or more tokens than a run may have.
     """
     check_days(days)
     speed = crew_speed(run, crew, conditions)
@@ -164,7 +164,13 @@ def within_days(days: float, run: RunConfig, crew: Sequence[Group], conditions: 
             f"a step of {run.inner.batch_tokens:,} tokens or more",
             "plan more days, or more peers",
         )
-    return of_tokens(run, speed, min(tokens, MOST_TOKENS), conditions)
+    if tokens > MOST_TOKENS:
+        raise ConfigError(
+            f"--days {days:g}: these peers train {several(tokens, 'token')} in it",
+            f"at most {MOST_TOKENS:,}, the largest run.total_tokens",
+            "plan fewer days, or fewer peers",
+        )
+    return of_tokens(run, speed, tokens, conditions)
 
 
 def check_days(days: float) -> None:

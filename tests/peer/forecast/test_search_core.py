@@ -100,3 +100,9 @@ def test_days_in_which_a_given_model_gets_no_step_are_refused(days: float) -> No
 def test_a_loss_that_takes_a_given_model_longer_than_a_hundred_years_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"these peers reach it in [0-9,]+ days; expected at most 36,500; plan more"):
         time_to(2.7, RUN, parse_crew("1x0.001tflops"), CONDITIONS)
+
+
+def test_days_in_which_peers_train_more_than_a_run_may_have_are_refused_and_not_cut() -> None:
+    crowd = parse_crew("1000000x1e9tok/s")
+    with pytest.raises(ConfigError, match="at most"):
+        within_days(36_500.0, RUN, crowd, CONDITIONS)
