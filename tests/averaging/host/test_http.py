@@ -4,9 +4,12 @@ import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
+from hypercorn.config import Config
+from hypercorn.typing import ASGIFramework
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -38,12 +41,20 @@ async def test_a_storm_of_connections_that_ask_for_nothing_keeps_nobody_from_bei
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "ASKED_WITHIN_S", 3.0)
+    configs, serve = list[Config](), http.serve
+
+    async def seen(app: ASGIFramework, config: Config, **others: Any) -> None:
+        configs.append(config)
+        await serve(app, config, **others)
+
+    monkeypatch.setattr(http, "serve", seen)
     async with _served() as port:
         with ExitStack() as stack:
             storm = await trio.to_thread.run_sync(_opened, stack, port)
             assert await trio.to_thread.run_sync(_fetched, f"http://127.0.0.1:{port}/") == b"here\n"
             for one in storm:
                 assert await trio.to_thread.run_sync(_to_its_end, one)
+    assert [config.keep_alive_timeout for config in configs] == [3.0], "hypercorn's own limit is another"
 
 
 def _opened(stack: ExitStack, port: int) -> list[socket.socket]:

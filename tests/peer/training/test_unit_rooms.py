@@ -146,14 +146,16 @@ def test_the_anchors_that_a_starting_process_reads_are_touched_by_no_other_value
     assert not any(vectors.view(area).any() for area in Area)
 
 
-@pytest.mark.parametrize("is_offered", [False, True])
+@pytest.mark.parametrize("beside", ["a snapshot", "an offer", "nothing"])
 async def test_used_values_are_freed_by_a_thread_and_their_place_is_taken_until_then(
-    vectors: SharedVectors, monkeypatch: pytest.MonkeyPatch, is_offered: bool
+    vectors: SharedVectors, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
     rooms, freed, may_free = UnitRooms(vectors, SPANS), list[tuple[Area, int]](), threading.Event()
-    theta_N = rooms.offer(0) if is_offered else rooms.snapshot(0)
-    theta_N.fill_(7.0)
-    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is Area.ASIDE
+    is_offered, theta_N = beside == "an offer", vectors.part(Area.OUT, SPANS[0])
+    if beside != "nothing":
+        theta_N = rooms.offer(0) if is_offered else rooms.snapshot(0)
+        theta_N.fill_(7.0)
+    assert rooms.lay(0, torch.ones(PAGE_VALUES)) is (Area.OUT if beside == "nothing" else Area.ASIDE)
     empty = vectors.empty
 
     def emptied(area: Area, span: tuple[int, int] | None = None) -> None:
