@@ -18,6 +18,8 @@ from tests.forked import Forked, ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 WAIT_LIMIT_S = 500.0
+WITHIN_S = 300.0
+LOOK_EVERY_S = 0.1
 LOOPBACK = ("--listen-host", "127.0.0.1")
 PEER_FLAGS = (*LOOPBACK, "--device", "cpu", "--num-threads", "1")
 
@@ -73,6 +75,17 @@ class Running:
 
     def exit_code(self) -> int:
         return self.process.wait(timeout=WAIT_LIMIT_S)
+
+
+def wait_until(what: str, is_so: Callable[[], bool], *running: Running) -> None:
+    """Looks again and again; all of `running` must stay alive meanwhile."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while not is_so():
+        reported = "\n".join(f"== {one.out.name}\n{one.said()[-2000:]}" for one in running)
+        assert time.monotonic() < deadline_s, f"not within {WITHIN_S:.0f} s: {what}\n{reported}"
+        assert all(one.process.poll() is None for one in running), f"ended before: {what}\n{reported}"
+        with suppress(subprocess.TimeoutExpired):
+            running[0].process.wait(timeout=LOOK_EVERY_S)
 
 
 @contextmanager

@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
 from coordinator.checkpoints.checkpoints import verify_checkpoint
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck, wait_until
 from tests.e2e.run_file import run_toml, write_texts
 from tests.forked import Forked
 
-WITHIN_S = 300.0
-LOOK_EVERY_S = 0.1
 NUM_PEERS = 2
 NUM_ROUNDS_ALONE = 2
 CALM = ("--slowdown", "20")
@@ -47,17 +43,6 @@ def _fetch(url: str) -> Status:
 
 def _index(status: Status) -> int:
     return int(str(status.get("index", 0)))
-
-
-def _wait_until(what: str, is_so: Callable[[], bool], *running: Running) -> None:
-    """Looks again and again; all of `running` must stay alive meanwhile."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not is_so():
-        reported = "\n".join(f"== {one.out.name}\n{one.said()[-2000:]}" for one in running)
-        assert time.monotonic() < deadline_s, f"not within {WITHIN_S:.0f} s: {what}\n{reported}"
-        assert all(one.process.poll() is None for one in running), f"ended before: {what}\n{reported}"
-        with suppress(subprocess.TimeoutExpired):
-            running[0].process.wait(timeout=LOOK_EVERY_S)
 
 
 def _peer_url(peer: Running) -> str:
@@ -135,7 +120,7 @@ def test_peers_go_on_and_come_back_without_the_host_and_it_catches_up_from_its_f
     tmp_path: Path, forked: Forked
 ) -> None:
     with _scene(tmp_path, forked) as scene:
-        _wait_until("a first round and its checkpoint", lambda: bool(_checkpoint_indices(scene.state)), *scene.running)
+        wait_until("a first round and its checkpoint", lambda: bool(_checkpoint_indices(scene.state)), *scene.running)
         scene.kill_host()
         before = _the_peers_go_on(scene)
         _a_killed_peer_comes_back(scene)
@@ -168,8 +153,8 @@ def _the_peers_go_on(scene: Scene) -> int:
         are_on_by(0)
         return bool(roots[0].keys() & roots[1].keys())
 
-    _wait_until("rounds without a host", lambda: are_on_by(NUM_ROUNDS_ALONE), *scene.peers)
-    _wait_until("a commit that both peers name", is_one_commit_seen_at_both, *scene.peers)
+    wait_until("rounds without a host", lambda: are_on_by(NUM_ROUNDS_ALONE), *scene.peers)
+    wait_until("a commit that both peers name", is_one_commit_seen_at_both, *scene.peers)
     common = roots[0].keys() & roots[1].keys()
     assert {c: roots[0][c] for c in common} == {c: roots[1][c] for c in common}
     return before
@@ -181,7 +166,7 @@ def _a_killed_peer_comes_back(scene: Scene) -> None:
     scene.peers[1].process.wait()
     _forget_the_start(scene.folder / "peer 1")
     scene.join(1, "peer 1 again")
-    _wait_until(
+    wait_until(
         "a round that counts the peer that came back",
         lambda: int(str(_fetch(scene.urls[1]).get("rounds_counted", 0))) >= 1,
         *scene.peers,
@@ -199,8 +184,8 @@ def _forget_the_start(state_dir: Path) -> None:
 def _the_host_catches_up(scene: Scene, alone: int, before: int) -> None:
     """It comes to the head of the peers, round `alone`, and keeps a checkpoint of a round later than `before`."""
     url = _host_url(scene.host)
-    _wait_until("the host at the peers' round", lambda: _index(_fetch(url)) >= alone, *scene.running)
-    _wait_until(
+    wait_until("the host at the peers' round", lambda: _index(_fetch(url)) >= alone, *scene.running)
+    wait_until(
         "a checkpoint of a round without the host, or later",
         lambda: max(_checkpoint_indices(scene.state), default=0) > before,
         *scene.running,

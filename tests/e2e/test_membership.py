@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,13 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live_trace import KINDS, wait_for_whole_trace
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck, wait_until
 from tests.e2e.run_file import write_texts
 from tests.e2e.test_host_away import CALM, RUN_TOML
 from tests.forked import Forked
-
-WITHIN_S = 300.0
-LOOK_EVERY_S = 0.1
 
 
 @dataclass
@@ -63,14 +59,7 @@ class Swarm:
 
     def wait_until(self, what: str, is_so: Callable[[], bool], *names: str) -> None:
         """Looks again and again; these peers must stay alive meanwhile."""
-        deadline_s = time.monotonic() + WITHIN_S
-        running = [self.peers[name] for name in names]
-        while not is_so():
-            reported = "\n".join(f"== {one.out.name}\n{one.said()[-2000:]}" for one in running)
-            assert time.monotonic() < deadline_s, f"not within {WITHIN_S:.0f} s: {what}\n{reported}"
-            assert all(one.process.poll() is None for one in running), f"ended before: {what}\n{reported}"
-            with suppress(subprocess.TimeoutExpired):
-                running[0].process.wait(timeout=LOOK_EVERY_S)
+        wait_until(what, is_so, *(self.peers[name] for name in names))
 
     def wait_rounds(self, num_rounds: int, *names: str) -> None:
         """Until these peers have so many rounds more."""

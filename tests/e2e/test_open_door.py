@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
-import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from coordinator.ledger.ledger import open_ledger
 from protocol.identity.standing import PeerStanding
@@ -17,7 +16,7 @@ from protocol.ids import PeerId, UnitName
 from protocol.rounds.lineage.rule_numbers import is_open
 from protocol.rounds.messages.record import CommitRecord
 from protocol.rounds.messages.wire import decode_certificate, decode_record
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, environment, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, environment, running_potluck, wait_until
 from tests.e2e.run_file import run_toml, write_texts
 from tests.forked import Forked
 from tests.ports import free_port
@@ -49,15 +48,10 @@ def _juniors(state: Path) -> Sequence[tuple[str, int, str]]:
         return db.execute("SELECT peer, standing, prefix FROM juniors").fetchall()
 
 
-def _leaders(url: str) -> dict[str, dict[str, object]]:
-    """The leaderboard by standing, once it has a stranger: work is counted once a second, also after the last round."""
-    until_s, leaders = time.monotonic() + 60.0, dict[str, dict[str, object]]()
-    pause = threading.Event()
-    while "stranger" not in leaders and time.monotonic() < until_s:
-        pause.wait(0.2)
-        with urllib.request.urlopen(f"{url}/api/status", timeout=30) as reply:
-            leaders = {row["standing"]: row for row in json.loads(reply.read())["leaders"]}
-    return leaders
+def _leaders(url: str) -> dict[str, dict[str, Any]]:
+    """The leaderboard by standing."""
+    with urllib.request.urlopen(f"{url}/api/status", timeout=30) as reply:
+        return {row["standing"]: row for row in json.loads(reply.read())["leaders"]}
 
 
 def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_path: Path, forked: Forked) -> None:
@@ -104,9 +98,11 @@ def test_a_stranger_that_joins_by_the_published_line_trains_and_has_no_say(tmp_p
             assert f"potluck join {published}" in found.stdout, found.stdout + found.stderr
         for peer in peers:
             assert peer.exit_code() == 0, peer.said()
+        # work is counted once a second, also after the last round
+        wait_until("the stranger on the leaderboard", lambda: "stranger" in _leaders(own_list), host)
         leaders = _leaders(own_list)
         assert (leaders["stranger"]["nickname"], leaders["keeper"]["nickname"]) == ("a <b>guest</b>", "")
-        assert int(str(leaders["stranger"]["tokens"])) > 0
+        assert leaders["stranger"]["tokens"] > 0
         said = host.said() + "".join(peer.said() for peer in peers)
     assert "Traceback" not in said
     ((stranger, standing, prefix),) = _juniors(state)
