@@ -477,8 +477,6 @@ async def _evaluate(
 def _result(link: ChainLink, losses: HeldoutLosses, experts: tuple[int, ...]) -> HeldoutResult:
     measured = [bounded_nats(each) for each in losses.nats]
     prose_nats = None if losses.prose_nats is None else bounded_nats(losses.prose_nats)
-    nats, of_experts = (
-        math.fsum(measured) / len(measured),
-        tuple(zip(experts, measured, strict=True)) if experts else (),
-    )
+    nats = math.fsum(measured) / len(measured)
+    of_experts = tuple(zip(experts, measured, strict=True)) if experts else ()
     return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, of_experts)

@@ -37,7 +37,7 @@ from peer.training.plan.card_state import CardState
 from peer.training.plan.layout_core import LayoutChoice
 from protocol.grids import grid_g_per_kwh
 from protocol.host.reports import HeldoutResult
-from protocol.host.work_rules import PASS_SHARE, fit_of
+from protocol.host.work_rules import LEAST_LENGTH, PASS_SHARE, fit_of
 from protocol.host.work_verdict import PERMILLE, PPM, WorkVerdict
 from protocol.identity.names import peer_name
 from protocol.ids import CommitId, PeerId
@@ -96,9 +96,11 @@ class GivenToRun:
 
     def audited(self, verdict: WorkVerdict) -> None:
         """The host took our verdict on a contributor's work."""
-        fit = fit_of(verdict.gap_ppm / PPM, verdict.length_permille / PERMILLE)
-        asked = f"the host asks for {PASS_SHARE:.0%} of what is usual"
-        found = f"its work fits its own text by {fit:.0%} (work on other text by about 0%; {asked})"
+        length = verdict.length_permille / PERMILLE
+        found = (
+            f"its work fits its own text by {fit_of(verdict.gap_ppm / PPM, length):.0%} (other text gives about 0%; the host asks for"
+            f" {PASS_SHARE:.0%} of what is usual), and has {length:.0%} of the length (it asks for {LEAST_LENGTH:.0%})"
+        )
         if verdict.is_untold:
             found = "it told no steps that could be done again"
         self.audits, self.last_audit = self.audits + 1, f"{peer_name(verdict.contributor)}: {found}"

@@ -41,7 +41,7 @@ TEXT_BYTES: Final = 2_000_000
 NUM_STEPS: Final = 32
 NUM_ROUNDS: Final = 8
 SHARES: Final = (0.0, 0.2, 0.5, 0.9)
-CODECS: Final = ("int4", "e3m0", "topk")
+DENSE: Final = ("int4", "e3m0")
 BETA: Final = 0.95
 LIES: Final = ("another's work", "a copy of another's, made larger", "the mean of others", "half of the steps")
 MOST_WRONG: Final = 0.05
@@ -60,8 +60,9 @@ def settings(*, is_quick: bool) -> Sequence[tuple[str, Setting]]:
     ]
     if is_quick:
         return found
-    sparse = {"topk": {"feedback": BETA, "num_rounds": 3 * NUM_ROUNDS}}
-    return [*found, *((codec, replace(whole, codec=codec, **sparse.get(codec, {}))) for codec in CODECS)]  # type: ignore[arg-type]
+    dense = [(codec, replace(whole, codec=codec)) for codec in DENSE]
+    sparse = replace(whole, codec="topk", feedback=BETA, num_rounds=3 * NUM_ROUNDS)
+    return [*found, *dense, ("topk", sparse)]
 
 
 def findings(world: World) -> Found:

@@ -6,8 +6,9 @@ training at the best learning rate of a sweep. Other ways have their inner and o
 its lowest or highest. The members of a way share the tokens of a step.
 
 The folder keeps finished trainings, one a line, and the state of the one that is under way. Each start goes on where the last one was
-left, for `--piece-s` seconds, and writes the rows of all that is finished. Exit code 0: everything is trained, and every target is
-met. 1: a target is missed. 2: the piece is over, and there is more to train: start it again. 3: a file of the folder is damaged.
+left, for `--piece-s` seconds, and writes the rows of all that is finished. Exit code 0: all that was asked for is trained, and every
+target is met. 1: a target is missed. 2: the piece is over, and there is more to train: start it again. 3: a file of the
+folder is damaged, or the size needs a card.
 """
 
 from __future__ import annotations

@@ -180,6 +180,7 @@ async def test_verdicts_on_others_work_that_the_host_took_are_told_with_the_newe
     status = status_of(sources)
     assert status.last_audit.startswith(f"{peer_name(PeerId('bob'))}: its work fits its own text by 87%")
     assert "50% of what is usual" in status.last_audit
+    assert "97% of the length (it asks for 55%)" in status.last_audit
     board.rounds.given.audited(untold_of(*work))
     board.rounds.given.audit_now = "doing 32 steps again"
     board.rounds.given.untellable = "several replicas train here"
